@@ -89,7 +89,7 @@ def algorithms(devices: int, codec: codecs.Codec | None) -> dict[str, AllReduce]
     """Returns the all-reduces to compare on hosts with this number of devices."""
     flat: dict[str, AllReduce] = {
         name: getattr(collectives, name)(codec)
-        for name in timing.FORMS
+        for name in timing.COST_MODELS
         if timing.compatible(name, codec)
     }
     if devices == 1:

@@ -1,10 +1,47 @@
-"""Simulates PS-Async, whose workers do not wait for one another."""
+"""The step time of PS-Async, whose workers do not wait for one another."""
 
 import heapq
 
 import numpy as np
 
 from pipejax import timing
+
+
+def asynchronous_step_time(
+    cluster: timing.Cluster, compute: timing.Compute, n: int
+) -> float:
+    r"""Returns the seconds in which PS-Async applies one gradient of every worker.
+
+    In the paper's PS-Async, each worker pulls the parameters from the server, computes,
+    and pushes its gradient, without waiting for any other worker. The server is also a
+    worker. It adds every gradient, and its link carries the parameters and gradients of
+    all other workers. With p workers, c the compute time, and s bytes of gradient,
+
+    $$t = \max(c + 2 (\alpha + s \beta), (p - 1) s \beta, (p - 1) s \gamma)$$
+
+    The three terms are the cycle of one worker, the server's link and the server's
+    additions. A single worker takes c. Other workers have changed the parameters that a
+    gradient was taken at p - 1 times on average.
+
+    Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+
+    Args:
+      cluster: A cluster with one device per host; p is `cluster.hosts`. Its link has
+        the latency alpha and the bandwidth 1 / beta, and its hosts add 1 / gamma bytes
+        per second.
+      compute: The compute times of a step; c is `compute.total`.
+      n: The number of float32 elements of a gradient; s is 4 n bytes.
+    """
+    size, others = 4 * n, cluster.hosts - 1
+    alone = compute.total
+    if others:
+        # The pull of the parameters, and the push of a gradient of the same size.
+        alone += 2 * (cluster.link.latency + size / cluster.link.bandwidth)
+    return max(
+        alone,
+        others * size / cluster.link.bandwidth,
+        others * size / cluster.reduction,
+    )
 
 
 def simulate_asynchronous(
@@ -15,7 +52,7 @@ def simulate_asynchronous(
     Each worker pulls the parameters, computes, and pushes its gradient, `steps` times
     and without waiting for other workers. The server is the first host, and also a
     worker. Its link serves messages in the order in which they arrive.
-    `pj.timing.asynchronous_step_time` is the closed form for workers that are alike.
+    `asynchronous_step_time` is the closed form for workers that are alike.
 
     Args:
       cluster: A cluster with one device per host, each of them a worker.

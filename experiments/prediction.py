@@ -90,7 +90,7 @@ def measure(config: Config) -> None:
     fit = timing.calibrate(mesh, chosen, rounds=config.rounds)
     pairs = {
         f"{algorithm}, {name or 'all bits'}": (algorithm, name)
-        for algorithm in timing.FORMS
+        for algorithm in timing.COST_MODELS
         for name in (None, *chosen)
         if timing.compatible(algorithm, chosen.get(name or ""))
     }

@@ -109,11 +109,10 @@ PUBLISHED = (
     *("collectives.two_shot", "transforms.delay_robust"),
     *("transforms.extrapolate_updates", "stability.max_curvature"),
     *("stability.max_learning_rate", "stability.sharpness"),
-    *("stability.spectral_radius", "timing.asynchronous_step_time"),
-    *("timing.bucketed_step_time", "timing.duration", "timing.flat", "timing.fsdp"),
+    *("stability.spectral_radius", "timing.duration", "timing.flat", "timing.fsdp"),
     *("timing.hierarchical", "timing.overlapped_step_time"),
     *("timing.pipelined_step_time", "timing.shard_optimizer"),
-    *("timing.sharded_optimizer_step_time", "timing.synchronous_step_time"),
+    "timing.synchronous_step_time",
 )
 
 

@@ -2,7 +2,6 @@
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
-import pathlib
 from typing import Any
 
 import jax
@@ -11,9 +10,9 @@ import pipejax as pj
 from pipejax import codecs, timing
 
 from ._candidates import USUAL, candidates
-from ._cluster import extrapolated, written
-from ._command import add_command, new_file
-from ._model import Model, given
+from ._cluster import calibration, extrapolated
+from ._command import add_command, write_json
+from ._model import Model, load_step
 from ._units import ROUNDS, VECTOR, check, count
 from ._usage import enough_memory, in_one_line
 
@@ -27,51 +26,33 @@ say whether the fit can be trusted.
 
 Run this command on every host, started as the training itself is."""
 
+_OPTIONS = {
+    "--out FILE": "write the cluster to this file as JSON, for `pipejax plan`",
+    "--codecs [NAME ...]": "codecs whose speed is measured, out of"
+    f" {', '.join(codecs.NAMES)}; int4 and those that need error feedback have it; by"
+    f" default {', '.join(USUAL)}",
+    "--sizes COUNT [COUNT ...]": "lengths of the vectors that are exchanged, in"
+    f" elements, such as 4M; by default {', '.join(f'{n:,}' for n in timing.SIZES)}",
+    "--rounds N": "how often everything is measured; the fit uses medians; 7 by"
+    " default",
+    "--model MODULE:FUNCTION": "also measure the compute of a model's step; the"
+    " function takes a mesh and returns (train, state, batch), as for `pipejax"
+    " inspect`, but with arrays; on several processes the batch is train.batch(part)",
+}
+
 
 def add(commands: Any) -> None:
-    parser = add_command(
+    add_command(
         commands,
         "calibrate",
         summary="Measure latency, bandwidth and the speed of codecs on this cluster.",
         description=_DESCRIPTION,
         example=EXAMPLE,
         run=run,
-    )
-    parser.add_argument(
-        "--out",
-        type=new_file,
-        metavar="FILE",
-        help="write the cluster to this file as JSON, for `pipejax plan`",
-    )
-    parser.add_argument(
-        "--codecs",
-        nargs="*",
-        default=list(USUAL),
-        metavar="NAME",
-        help=f"codecs whose speed is measured, out of {', '.join(codecs.NAMES)}; int4"
-        " and those that need error feedback have it; by default"
-        f" {', '.join(USUAL)}",
-    )
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        default=[str(n) for n in timing.SIZES],
-        metavar="COUNT",
-        help="lengths of the vectors that are exchanged, in elements, such as 4M; by"
-        f" default {', '.join(f'{n:,}' for n in timing.SIZES)}",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=7,
-        help="how often everything is measured; the fit uses medians; 7 by default",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="MODULE:FUNCTION",
-        help="also measure the compute of a model's step; the function takes a mesh and"
-        " returns (train, state, batch), as for `pipejax inspect`, but with arrays; on"
-        " several processes the batch is train.batch(part)",
+        options=_OPTIONS,
+        codecs=list(USUAL),
+        sizes=[str(n) for n in timing.SIZES],
+        rounds=7,
     )
 
 
@@ -87,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     # The user's code runs first: if it fails, no measurement is lost.
     model = None
     if args.model:
-        program = given(args.model, mesh)
+        program = load_step(args.model, mesh)
         times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
         model = Model.of(program, times)
     with in_one_line(ValueError), enough_memory("sizes"):
@@ -100,5 +81,5 @@ def run(args: argparse.Namespace) -> int:
             print("\n".join([*notes, f"model: {model}"]))
         if args.out:
             with in_one_line(OSError):
-                pathlib.Path(args.out).write_text(written(fit))
+                write_json(args.out, calibration(fit))
     return 0

@@ -12,8 +12,7 @@ from pipejax._internal.integers import is_integer
 from ._units import bits, check
 from ._usage import UsageError, in_one_line
 
-_NEEDED = ("hosts", "bandwidth")
-_OPTIONAL = ("devices", "device", "latency_us")
+_NAMES = ("hosts", "bandwidth", "devices", "device", "latency_us")
 _MOST = 10_000_000  # characters of a file
 _WAY = (
     "Give a file that `pipejax calibrate --out` has written, or leave it out and give"
@@ -28,75 +27,60 @@ class Known(NamedTuple):
     notes: list[str]
 
 
-def add(parser: Any) -> None:
-    parser.add_argument(
-        "cluster",
-        nargs="?",
-        help="a file that `pipejax calibrate --out` has written; without it, give"
-        " --hosts and --bandwidth",
-    )
-    parser.add_argument("--hosts", type=int, metavar="N", help="number of hosts")
-    parser.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="number of devices on each host; 1 by default",
-    )
-    parser.add_argument(
-        "--bandwidth",
-        metavar="RATE",
-        help="bandwidth of a host's link in one direction, such as 10gbit",
-    )
-    parser.add_argument(
-        "--device",
-        choices=list(timing.DEVICES),
-        help="kind of device, from whose memory the speed of codecs follows; by default"
-        " cpu, which is one core",
-    )
-    parser.add_argument(
-        "--latency-us",
-        type=float,
-        metavar="US",
-        help="latency between hosts in microseconds;"
-        f" {1e6 * timing.LATENCY:.0f} by default",
-    )
+OPTIONS = {
+    "--hosts N": "number of hosts",
+    "--devices N": "number of devices on each host; 1 by default",
+    "--bandwidth RATE": "bandwidth of a host's link in one direction, such as 10gbit",
+    f"--device {{{','.join(timing.DEVICES)}}}": "kind of device, from whose memory the"
+    " speed of codecs follows; by default cpu, which is one core",
+    "--latency-us US": "latency between hosts in microseconds;"
+    f" {1e6 * timing.LATENCY:.0f} by default",
+}
+"""Options that describe a cluster that is in no file."""
 
 
 def known(args: argparse.Namespace, elements: int) -> Known:
     """Reads the cluster from the file, or makes it from the options without a file."""
+    there = [name for name in _NAMES if getattr(args, name) is not None]
     if args.cluster is None:
+        missing = [name for name in ("hosts", "bandwidth") if name not in there]
+        if missing:
+            raise UsageError(
+                f"{' and '.join(map(_flag, missing))} must be given where there is no"
+                " file that `pipejax calibrate --out` wrote"
+            )
         return _assumed(args)
-    given = _options(args, (*_NEEDED, *_OPTIONAL), there=True)
-    if given:
+    if there:
         raise UsageError(
-            f"{', '.join(given)} must be left out beside a file, which has these values"
+            f"{', '.join(map(_flag, there))} must be left out beside a file, which has"
+            " these values"
         )
     return read(args.cluster, elements)
 
 
-def written(fit: timing.Fit) -> str:
-    """Returns a calibration as JSON: the cluster, and whether it can be trusted."""
-    samples = zip(fit.samples, fit.predicted, strict=True)
-    record = {
+def _flag(name: str) -> str:
+    return f"`--{name.replace('_', '-')}`"
+
+
+def calibration(fit: timing.Fit) -> dict[str, Any]:
+    """Returns the cluster of a fit, and whether it can be trusted, for a JSON file."""
+    samples = [
+        {
+            "name": sample.name,
+            "elements": sample.elements,
+            "measured": list(sample.times),
+            "predicted": seconds,
+        }
+        for sample, seconds in zip(fit.samples, fit.predicted, strict=True)
+    ]
+    return {
         "cluster": timing.as_json(fit.cluster),
-        "fit": {
-            **timing.trust(fit).to_dict(),
-            "samples": [
-                {
-                    "name": sample.name,
-                    "elements": sample.elements,
-                    "measured": list(sample.times),
-                    "predicted": seconds,
-                }
-                for sample, seconds in samples
-            ],
-        },
+        "fit": {**timing.trust(fit).to_dict(), "samples": samples},
     }
-    return json.dumps(record, indent=2, allow_nan=False) + "\n"
 
 
 def read(path: str, elements: int) -> Known:
-    """Reads a calibration that `written` has written; its part `fit` may be missing."""
+    """Reads a file that holds a `calibration`, whose part `fit` may be missing."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_MOST + 1)
@@ -152,26 +136,24 @@ def _of(record: Any, elements: int) -> Known:
 
 
 def _assumed(args: argparse.Namespace) -> Known:
-    missing = _options(args, _NEEDED, there=False)
-    if missing:
-        raise UsageError(
-            f"{' and '.join(missing)} must be given where there is no file that"
-            " `pipejax calibrate --out` wrote"
-        )
-    device = args.device or "cpu"
+    device, latency = args.device or "cpu", timing.LATENCY
     if args.latency_us is not None:
         check("latency-us", args.latency_us, 0, 10**12)
+        latency = args.latency_us / 1e6
     with in_one_line(ValueError):
         cluster = timing.assumed(
             args.hosts,
             bits("bandwidth", args.bandwidth) / 8,
             1 if args.devices is None else args.devices,
             device=device,
-            latency=timing.LATENCY
-            if args.latency_us is None
-            else args.latency_us / 1e6,
+            latency=latency,
         )
     chosen = timing.DEVICES[device]
+    named = dataclasses.asdict(cluster.shares).items()
+    shares = (
+        "Shares of a link's bandwidth for devices that send and receive at once:"
+        f" {', '.join(f'{share:.2f} ({name})' for name, share in named)}."
+    )
     inside = f", {1e-9 * chosen.inner:.0f} GB/s inside a host" if cluster.inner else ""
     return Known(
         cluster,
@@ -181,24 +163,6 @@ def _assumed(args: argparse.Namespace) -> Known:
             f" {1e6 * cluster.synchronisation:.0f} us a collective{inside}.",
             "Codecs are assumed at half of the memory's"
             f" {1e-9 * chosen.memory:.0f} GB/s: {chosen.name}.",
-            *_shares(cluster.shares),
+            *([shares] if cluster.shares != timing.Shares() else []),
         ],
     )
-
-
-def _shares(shares: timing.Shares) -> list[str]:
-    if shares == timing.Shares():
-        return []
-    named = dataclasses.asdict(shares).items()
-    return [
-        "Shares of a link's bandwidth for devices that send and receive at once:"
-        f" {', '.join(f'{share:.2f} ({name})' for name, share in named)}."
-    ]
-
-
-def _options(
-    args: argparse.Namespace, names: tuple[str, ...], *, there: bool
-) -> list[str]:
-    """Returns the options that are given, or with `there=False` those that are not."""
-    chosen = [name for name in names if (getattr(args, name) is not None) == there]
-    return [f"`--{name.replace('_', '-')}`" for name in chosen]

@@ -15,15 +15,10 @@ SHORT = 1.05
 
 
 class Overlap(NamedTuple):
-    """How much of its communication a step hides on these devices.
+    """How much of its communication a step hides on these devices."""
 
-    Attributes:
-      of: The name of the program that was measured.
-      executor: The name of its executor, and the reason for it.
-    """
-
-    of: str
-    executor: str
+    of: str  # the program that was measured
+    executor: str  # its name, and the reason for it
     times: Measurement
 
     @property
@@ -42,14 +37,14 @@ class Advice(NamedTuple):
     """The ways to train a model on the measured cluster, with their step times."""
 
     model: Model
-    ways: list[timing.Choice]
+    ways: list[timing.RankedConfig]
 
     @property
-    def shown(self) -> dict[str, timing.Choice]:
+    def shown(self) -> dict[str, timing.RankedConfig]:
         """Returns the ways that are worth a comparison, by what they stand for."""
-        waits = (way for way in self.ways if way.way.width == 1)
+        waits = (way for way in self.ways if way.config.width == 1)
         return {
-            "synchronous": next(way for way in waits if way.way.codec is None),
+            "synchronous": next(way for way in waits if way.config.codec is None),
             "pipelined": exact(self.ways),
             "recommended": chosen(self.ways),
         }
@@ -61,26 +56,19 @@ class Advice(NamedTuple):
                 *(f"{name:<14}{choice}" for name, choice in shown.items()),
                 GAIN,
                 "",
-                snippet(shown["recommended"].way),
+                snippet(shown["recommended"].config),
             ]
         )
 
 
 class Diagnosis(NamedTuple):
-    """All findings of `pipejax doctor`.
+    """All findings of `pipejax doctor`."""
 
-    Attributes:
-      here: Devices and versions, by name.
-      kept: The compiler options that the installed compiler accepts.
-      dropped: Those that it refuses, each with its reason.
-      fit: The speeds of the cluster; `None` on a single device, as is `advice`.
-    """
-
-    here: dict[str, str]
-    kept: dict[str, Any]
-    dropped: dict[str, str]
+    here: dict[str, str]  # devices and versions
+    kept: dict[str, Any]  # compiler options that the installed compiler accepts
+    dropped: dict[str, str]  # those that it refuses, each with its reason
     overlap: Overlap
-    fit: timing.Fit | None
+    fit: timing.Fit | None  # `None` on a single device
     advice: Advice | None
 
     def __str__(self) -> str:
@@ -97,7 +85,6 @@ class Diagnosis(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the findings as types that JSON has, with times in seconds."""
         fit, advice = self.fit, self.advice
         return {
             "here": self.here,
@@ -112,7 +99,7 @@ class Diagnosis(NamedTuple):
             "fit": fit and timing.trust(fit).to_dict(),
             "model": advice and advice.model._asdict(),
             "ways": advice and [choice.to_dict() for choice in advice.ways],
-            "python": advice and snippet(chosen(advice.ways).way),
+            "python": advice and snippet(chosen(advice.ways).config),
         }
 
     def _options(self) -> list[str]:

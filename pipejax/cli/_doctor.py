@@ -2,8 +2,6 @@
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
-import json
-import pathlib
 import platform
 from typing import Any
 
@@ -19,10 +17,10 @@ from pipejax._core.executors import Fused
 from pipejax.launch import Place
 
 from ._candidates import USUAL, candidates
-from ._command import add_command, new_file
+from ._command import add_command, write_json
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
-from ._model import Model, RunnableStep, given
+from ._model import Model, RunnableStep, load_step
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
 
@@ -36,58 +34,32 @@ pipelined, and print the recommended train step as Python. Takes about two minut
 Run this command on one machine, or on every host of a job, started as the training
 itself is."""
 
+_OPTIONS = {
+    "--model MODULE:FUNCTION": "your model; the function takes a mesh and returns"
+    " (train, state, batch) with arrays, as for `pipejax calibrate`; without it, an MLP"
+    " is measured",
+    "--parameters COUNT": "number of your model's parameters, such as 300M, in place of"
+    " --model",
+    "--compute-ms MS": "milliseconds that one device computes in a step of your model",
+    "--codecs [NAME ...]": "codecs to consider, each as `pipejax calibrate` measures"
+    f" it; by default {', '.join(USUAL)}",
+    "--rounds N": "how often everything is measured; medians count; 3 by default",
+    "--json FILE": "write all findings to this file",
+    "--plot PNG": "draw measured and predicted times into this file",
+}
+
 
 def add(commands: Any) -> None:
-    parser = add_command(
+    add_command(
         commands,
         "doctor",
         summary="Measure this machine or job, and recommend a train step for a model.",
         description=_DESCRIPTION,
         example=EXAMPLE,
         run=run,
-    )
-    parser.add_argument(
-        "--model",
-        metavar="MODULE:FUNCTION",
-        help="your model; the function takes a mesh and returns (train, state, batch)"
-        " with arrays, as for `pipejax calibrate`; without it, an MLP is measured",
-    )
-    parser.add_argument(
-        "--parameters",
-        metavar="COUNT",
-        help="number of your model's parameters, such as 300M, in place of --model",
-    )
-    parser.add_argument(
-        "--compute-ms",
-        type=float,
-        metavar="MS",
-        help="milliseconds that one device computes in a step of your model",
-    )
-    parser.add_argument(
-        "--codecs",
-        nargs="*",
-        default=list(USUAL),
-        metavar="NAME",
-        help="codecs to consider, each as `pipejax calibrate` measures it; by default"
-        f" {', '.join(USUAL)}",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=3,
-        help="how often everything is measured; medians count; 3 by default",
-    )
-    parser.add_argument(
-        "--json",
-        type=new_file,
-        metavar="FILE",
-        help="write all findings to this file",
-    )
-    parser.add_argument(
-        "--plot",
-        type=new_file,
-        metavar="PNG",
-        help="draw measured and predicted times into this file",
+        options=_OPTIONS,
+        codecs=list(USUAL),
+        rounds=3,
     )
 
 
@@ -98,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         # JAX joins before codecs are made: some hold a key, an array on a device.
         chosen = candidates(args.codecs)
     mesh = pj.data_mesh()
-    program = given(args.model, mesh) if args.model else _example(mesh)
+    program = load_step(args.model, mesh) if args.model else _example(mesh)
     times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
     fit = None
     if mesh.size > 1:
@@ -125,8 +97,7 @@ def run(args: argparse.Namespace) -> int:
     print(found)
     with in_one_line(ImportError, OSError, ValueError):
         if args.json:
-            text = json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n"
-            pathlib.Path(args.json).write_text(text)
+            write_json(args.json, found.to_dict())
         if args.plot:
             picture(found, args.plot)
     return 0

@@ -9,15 +9,7 @@ from ._diagnosis import Diagnosis
 
 
 def picture(found: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Draws measured times, and beside them the step times that are predicted.
-
-    Args:
-      found: The findings to draw.
-      path: The file to write. Its extension chooses the format.
-
-    Raises:
-      ImportError: If matplotlib is not installed.
-    """
+    """Draws measured times, and beside them the step times that are predicted."""
     times = found.overlap.times
     panels = {
         f"measured: {found.overlap.of}": {
@@ -28,7 +20,7 @@ def picture(found: Diagnosis, path: str | os.PathLike[str]) -> None:
     if found.advice:
         title = f"predicted: {found.advice.model.elements:,} parameters"
         panels[title] = {"compute": found.advice.model.compute} | {
-            f"{name}\n({choice.way})": 1e3 * choice.step
+            f"{name}\n({choice.config})": 1e3 * choice.step
             for name, choice in found.advice.shown.items()
         }
     figure = new_figure(figsize=(1 + 5 * len(panels), 3), layout="constrained")

@@ -2,8 +2,6 @@
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
-import json
-import pathlib
 import sys
 from typing import Any
 
@@ -12,6 +10,7 @@ import jax
 import pipejax as pj
 from pipejax._core.executors import Fused
 from pipejax._core.message import at_width_1
+from pipejax._internal.hlo import two_digits
 from pipejax._internal.mesh import axes, inner_axes
 from pipejax.overlap import (
     Report,
@@ -21,7 +20,7 @@ from pipejax.overlap import (
     topology,
 )
 
-from ._command import add_command, new_file
+from ._command import add_command, write_json
 from ._model import RunnableStep, flags
 from ._program import load, types
 from ._units import check
@@ -41,6 +40,21 @@ Compile a program and show which of its collectives run beside compute. The
 accelerators that it is compiled for need not be there. A pipelined train step
 is shown together with its synchronous twin."""
 
+_OPTIONS = {
+    "--target TARGET": "accelerators to compile for, such as h100:1x8x8 (slices x hosts"
+    " x GPUs of a host); by default the devices of this machine",
+    "--fail-under X": "exit with status 1 if the share of FLOPs that run under at least"
+    " one collective is below X, a number between 0 and 1; of a train step, the"
+    " pipelined program counts",
+    "--axis NAMES": "let `--fail-under` count only the collectives along exactly these"
+    " mesh axes, such as host or host+fsdp; by default, those between groups count if"
+    " the groups of a train step shard its model, and otherwise all",
+    "--twin": "compare the collectives inside groups with those of the synchronous"
+    " twin, and exit with status 1 if those of a kind move over 1 %% more bytes",
+    "--plot PNG": "draw the schedules into this file",
+    "--json FILE": "write all numbers to this file",
+}
+
 
 def add(commands: Any) -> None:
     parser = add_command(
@@ -50,6 +64,7 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
         example=EXAMPLE,
         run=run,
+        options=_OPTIONS,
     )
     parser.add_argument(
         "program",
@@ -58,44 +73,6 @@ def add(commands: Any) -> None:
         " it; the function takes a mesh and returns (train, state, batch) or (jitted"
         " function, *args), whose arrays may be jax.ShapeDtypeStructs, or a program"
         " that is lowered or compiled",
-    )
-    parser.add_argument(
-        "--target",
-        help="accelerators to compile for, such as h100:1x8x8 (slices x hosts x GPUs of"
-        " a host); by default the devices of this machine",
-    )
-    parser.add_argument(
-        "--fail-under",
-        type=float,
-        metavar="X",
-        help="exit with status 1 if the share of FLOPs that run under at least one"
-        " collective is below X, a number between 0 and 1; of a train step, the"
-        " pipelined program counts",
-    )
-    parser.add_argument(
-        "--axis",
-        metavar="NAMES",
-        help="let `--fail-under` count only the collectives along exactly these mesh"
-        " axes, such as host or host+fsdp; by default, those between groups count if"
-        " the groups of a train step shard its model, and otherwise all",
-    )
-    parser.add_argument(
-        "--twin",
-        action="store_true",
-        help="compare the collectives inside groups with those of the synchronous twin,"
-        " and exit with status 1 if those of a kind move over 1 %% more bytes",
-    )
-    parser.add_argument(
-        "--plot",
-        type=new_file,
-        metavar="PNG",
-        help="draw the schedules into this file",
-    )
-    parser.add_argument(
-        "--json",
-        type=new_file,
-        metavar="FILE",
-        help="write all numbers to this file",
     )
 
 
@@ -121,14 +98,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"{title}: {_words(value)}")
     if len(devices) == 1:
         print(_ALONE)
-    reports = {title: _inspected(*given) for title, given in programs.items()}
+    reports = {title: _inspected(*parts) for title, parts in programs.items()}
     for title, report in reports.items():
         print(f"\n{title}\n{report}")
     last = [f"{title}: {report.summary}" for title, report in reports.items()]
     print("\n" + "\n".join([*last, *_to_plan(returned)]))
     with in_one_line(ImportError, OSError, ValueError):
         if args.json:
-            _write(args.json, setting, reports)
+            found = {title: report.to_dict() for title, report in reports.items()}
+            record = {**setting, "jax": jax.__version__, "programs": found}
+            write_json(args.json, record)
         if args.plot:
             timeline(reports, args.plot)
     met = _alike(reports, returned[0]) if args.twin else True
@@ -217,12 +196,6 @@ def _inspected(program: Any, *args: Any) -> Report:
         raise UsageError(str(error)) from error
 
 
-def _write(path: str, setting: dict[str, Any], reports: dict[str, Report]) -> None:
-    programs = {title: report.to_dict() for title, report in reports.items()}
-    record = {**setting, "jax": jax.__version__, "programs": programs}
-    pathlib.Path(path).write_text(json.dumps(record, indent=2) + "\n")
-
-
 def _exchange(train: Any) -> tuple[str, ...] | None:
     """Returns the axes of the exchange, or `None` if all collectives count."""
     if not isinstance(train, pj.TrainStep):
@@ -253,14 +226,10 @@ def _verdict(
     along = f" along {'+'.join(exchange)}" if exchange else ""
     print(
         f"pipejax: {title}: share of FLOPs under at least one collective{along}:"
-        f" {_two_digits(covered)}, less than {least}",
+        f" {two_digits(covered)}, less than {least}",
         file=sys.stderr,
     )
     return 1
-
-
-def _two_digits(share: float | None) -> str:
-    return "none" if share is None else f"{share:.2f}"
 
 
 def _words(value: Any) -> str:

@@ -29,6 +29,24 @@ then started again.
 Under torchrun, srun, mpirun or Kubernetes, leave --processes out. The command is
 then started once, in the place that the launcher has given."""
 
+_OPTIONS = {
+    "--processes N": "number of processes on this host; by default one for each NVIDIA"
+    " GPU",
+    "--hosts N": "number of hosts, each of which runs this command; 1 by default",
+    "--host N": "number of this host, from 0; 0 by default",
+    "--coordinator HOST:PORT": "address of host 0 and a free port there; needed for"
+    " several hosts, and by default a free port of this host",
+    "--max-restarts N": "how often all processes are started again after a failure; 0"
+    " by default",
+    "--grace SECONDS": "time that processes have to end by themselves, for example to"
+    " save, before they are sent SIGTERM, and once more before they are killed; 30 by"
+    " default",
+    f"--print {{{','.join(_recipes.BY_NAME)}}}": "start nothing, and print how to start"
+    " the program with this launcher",
+    "--gpus N": "number of GPUs for each process, used only by --print; 0 for a job on"
+    " CPUs, 1 by default",
+}
+
 
 def add(commands: Any) -> None:
     parser = add_command(
@@ -39,62 +57,12 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
         example=EXAMPLE,
         run=run,
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        metavar="N",
-        help="number of processes on this host; by default one for each NVIDIA GPU",
-    )
-    parser.add_argument(
-        "--hosts",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of hosts, each of which runs this command; 1 by default",
-    )
-    parser.add_argument(
-        "--host",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of this host, from 0; 0 by default",
-    )
-    parser.add_argument(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="address of host 0 and a free port there; needed for several hosts, and by"
-        " default a free port of this host",
-    )
-    parser.add_argument(
-        "--max-restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="how often all processes are started again after a failure; 0 by default",
-    )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="time that processes have to end by themselves, for example to save,"
-        " before they are sent SIGTERM, and once more before they are killed; 30 by"
-        " default",
-    )
-    parser.add_argument(
-        "--print",
-        choices=list(_recipes.BY_NAME),
-        dest="recipe",
-        help="start nothing, and print how to start the program with this launcher",
-    )
-    parser.add_argument(
-        "--gpus",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of GPUs for each process, used only by --print; 0 for a job on"
-        " CPUs, 1 by default",
+        options=_OPTIONS,
+        hosts=1,
+        host=0,
+        max_restarts=0,
+        grace=30.0,
+        gpus=1,
     )
     parser.add_argument(
         "program",
@@ -115,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         if (value := getattr(args, name)) is not None:
             check(name.replace("_", "-"), value, least, most)
-    if args.recipe:
+    if args.print:
         return _print(args)
     if shutil.which(args.program[0]) is None:
         raise UsageError(f"there is no program {args.program[0]!r} to run")
@@ -137,7 +105,7 @@ def _print(args: argparse.Namespace) -> int:
         args.grace,
     )
     with in_one_line(ValueError):
-        sys.stdout.write(_recipes.BY_NAME[args.recipe](recipe))
+        sys.stdout.write(_recipes.BY_NAME[args.print](recipe))
     return 0
 
 
@@ -187,12 +155,12 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
                 " once on each host"
             )
         job, gpus = _job(args)
-        given = [_share.environment(job, i, gpus) for i in range(job.processes)]
+        environments = [_share.environment(job, i, gpus) for i in range(job.processes)]
         if job.hosts == 1:
             secret = {_secret.VARIABLE: _secret.drawn()}  # of the whole job
-            given = [{**variables, **secret} for variables in given]
+            environments = [{**variables, **secret} for variables in environments]
     starts = []
-    for local, variables in enumerate(given):
+    for local, variables in enumerate(environments):
         cores = None if gpus else _share.cores(local, job.processes)
         name, environ = str(job.rank(local)), {**variables, **os.environ}
         # The user's own variables win, except for the place in the job.

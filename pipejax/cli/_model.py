@@ -19,7 +19,6 @@ class RunnableStep(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Returns the number of elements of the gradient."""
         # optax.tree.size warns of jax.ShapeDtypeStructs.
         return sum(x.size for x in jax.tree.leaves(self.state.params))
 
@@ -30,17 +29,9 @@ class RunnableStep(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The size and the compute of a model's step.
-
-    Attributes:
-      elements: The number of elements of its gradient.
-      compute: Milliseconds that the step takes without an exchange.
-      batch: The number of examples that a device takes in the step, if it is known.
-    """
-
-    elements: int
-    compute: float
-    batch: int | None = None
+    elements: int  # of its gradient
+    compute: float  # milliseconds of the step without an exchange
+    batch: int | None = None  # examples of a device, if known
 
     @classmethod
     def of(cls, step: RunnableStep, times: Measurement) -> "Model":
@@ -57,7 +48,7 @@ def flags(elements: int, compute: str, batch: int | None) -> str:
     return f"--parameters {elements} --compute-ms {compute}{also}"
 
 
-def given(name: str, mesh: jax.sharding.Mesh) -> RunnableStep:
+def load_step(name: str, mesh: jax.sharding.Mesh) -> RunnableStep:
     returned = load(name)(mesh)
     match returned:
         case (pj.TrainStep(), pj.PipelineState() as state, batch):

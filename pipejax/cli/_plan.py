@@ -2,9 +2,7 @@
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
-import json
 import math
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +14,7 @@ from pipejax.overlap import amount
 
 from . import _cluster
 from ._candidates import candidates, feeds_back
-from ._command import add_command, new_file
+from ._command import add_command, write_json
 from ._rows import GAIN, chosen, d_sync, exact, lines, number
 from ._snippet import snippet
 from ._units import COMPUTE_MS, MOST, check, count
@@ -34,6 +32,26 @@ hidden. Print the train step of the fastest way, or of --row, as Python.
 The cluster is a file that `pipejax calibrate --out` has written. Without a file,
 --hosts and --bandwidth describe it, and its other speeds are assumed."""
 
+_OPTIONS = {
+    "!--parameters COUNT": "number of the model's parameters, such as 300M",
+    "!--compute-ms MS": "milliseconds that one device computes in a step: forward pass,"
+    " backward pass and update",
+    "--batch N": "number of examples that a device takes in this step; batch sizes are"
+    " then printed in examples too",
+    "--one-core": "codecs run on the core that runs the model, as on a CPU",
+    "--sharded": "the devices of a host shard the model (FSDP); --compute-ms is then a"
+    " step of one host alone, with the collectives inside it",
+    "--shard-optimizer": "every device keeps its share of the optimizer (ZeRO-1): list"
+    " the ways that can, with the reduce-scatter beside the forward pass and the"
+    " all-gather beside the backward pass",
+    "--top N": "number of rows to print; 10 by default; the row of D-Sync and the best"
+    " pipelined row that keeps all bits are always printed",
+    "--row N": "number of the row whose train step is printed; by default the first row"
+    " in one bucket",
+    "--out FILE": "write all ways to this file as JSON",
+    "--plot PNG": "draw the efficiency on up to 4,096 hosts into this file",
+}
+
 
 def add(commands: Any) -> None:
     parser = add_command(
@@ -43,73 +61,14 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
         example=EXAMPLE,
         run=run,
-    )
-    _cluster.add(parser)
-    parser.add_argument(
-        "--parameters",
-        required=True,
-        metavar="COUNT",
-        help="number of the model's parameters, such as 300M",
+        options=_cluster.OPTIONS | _OPTIONS,
+        top=10,
     )
     parser.add_argument(
-        "--compute-ms",
-        type=float,
-        required=True,
-        metavar="MS",
-        help="milliseconds that one device computes in a step: forward pass, backward"
-        " pass and update",
-    )
-    parser.add_argument(
-        "--batch",
-        type=int,
-        metavar="N",
-        help="number of examples that a device takes in this step; batch sizes are then"
-        " printed in examples too",
-    )
-    parser.add_argument(
-        "--one-core",
-        action="store_true",
-        help="codecs run on the core that runs the model, as on a CPU",
-    )
-    parser.add_argument(
-        "--sharded",
-        action="store_true",
-        help="the devices of a host shard the model (FSDP); --compute-ms is then a step"
-        " of one host alone, with the collectives inside it",
-    )
-    parser.add_argument(
-        "--shard-optimizer",
-        action="store_true",
-        help="every device keeps its share of the optimizer (ZeRO-1): list the ways"
-        " that can, with the reduce-scatter beside the forward pass and the all-gather"
-        " beside the backward pass",
-    )
-    parser.add_argument(
-        "--top",
-        type=int,
-        default=10,
-        metavar="N",
-        help="number of rows to print; 10 by default; the row of D-Sync and the best"
-        " pipelined row that keeps all bits are always printed",
-    )
-    parser.add_argument(
-        "--row",
-        type=int,
-        metavar="N",
-        help="number of the row whose train step is printed; by default the first row"
-        " in one bucket",
-    )
-    parser.add_argument(
-        "--out",
-        type=new_file,
-        metavar="FILE",
-        help="write all ways to this file as JSON",
-    )
-    parser.add_argument(
-        "--plot",
-        type=new_file,
-        metavar="PNG",
-        help="draw the efficiency on up to 4,096 hosts into this file",
+        "cluster",
+        nargs="?",
+        help="a file that `pipejax calibrate --out` has written; without it, give"
+        " --hosts and --bandwidth",
     )
 
 
@@ -137,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         ranked = timing.shard_optimizer(ranked, compute, devices)
     choice = chosen(ranked, args.row)
     python = snippet(
-        choice.way, sharded=args.sharded, shard_optimizer=args.shard_optimizer
+        choice.config, sharded=args.sharded, shard_optimizer=args.shard_optimizer
     )
     parts = [
         [*notes, *_about(known)],
@@ -148,14 +107,20 @@ def run(args: argparse.Namespace) -> int:
     print("\n\n".join("\n".join(part) for part in parts if part))
     with in_one_line(ImportError, OSError, ValueError):
         if args.out:
-            text = _written(cluster, elements, compute, ranked, python)
-            pathlib.Path(args.out).write_text(text)
+            record = {
+                "cluster": timing.as_json(cluster),
+                "elements": elements,
+                "compute": compute.total,
+                "ways": [choice.to_dict() for choice in ranked],
+                "python": python,
+            }
+            write_json(args.out, record)
         if args.plot:
             curves = {
-                str(way): timing.scaling(
-                    cluster, way, elements, compute, known, one_core=args.one_core
+                str(config): timing.scaling(
+                    cluster, config, elements, compute, known, one_core=args.one_core
                 )
-                for way in (ranked[0].way, *_synchronous(ranked))
+                for config in (ranked[0].config, *_synchronous(ranked))
             }
             timing.picture(curves, args.plot)
     return 0
@@ -187,15 +152,15 @@ def _about(known: Mapping[str, Codec]) -> list[str]:
 
 
 def _summary(
-    ranked: list[timing.Choice],
-    choice: timing.Choice,
+    ranked: list[timing.RankedConfig],
+    choice: timing.RankedConfig,
     compute: timing.Compute,
     args: argparse.Namespace,
 ) -> list[str]:
     """Describes what gains are relative to, and what pipelining alone can gain."""
     most = timing.ceilings(compute, choice.exchange)
     plain = exact(ranked)
-    piped = (each for each in (choice, plain) if each.way.width > 1)
+    piped = (each for each in (choice, plain) if each.config.width > 1)
     rows = [number(ranked, each) for each in (d_sync(ranked), plain, choice)]
     return [
         f"{GAIN} Row {rows[0]} is D-Sync, and row {rows[1]} is the best pipelined way"
@@ -209,38 +174,21 @@ def _summary(
 
 
 def _hidden(
-    choice: timing.Choice, compute: timing.Compute, args: argparse.Namespace
+    choice: timing.RankedConfig, compute: timing.Compute, args: argparse.Namespace
 ) -> str:
     """Says from which batch size on the exchange of a choice is hidden."""
     times = timing.batch_to_hide(
-        compute, choice.exchange, choice.way.width, one_core=args.one_core
+        compute, choice.exchange, choice.config.width, one_core=args.one_core
     )
     sizes = f"from {times:.2f} times this batch size on"
     if not times:
         sizes = "with any batch size"
     elif args.batch is not None:
         sizes += f", {math.ceil(args.batch * times):,} examples a device"
-    return f"The exchange of {choice.way} is hidden {sizes}."
+    return f"The exchange of {choice.config} is hidden {sizes}."
 
 
-def _written(
-    cluster: timing.Cluster,
-    elements: int,
-    compute: timing.Compute,
-    ranked: list[timing.Choice],
-    python: str,
-) -> str:
-    record = {
-        "cluster": timing.as_json(cluster),
-        "elements": elements,
-        "compute": compute.total,
-        "ways": [choice.to_dict() for choice in ranked],
-        "python": python,
-    }
-    return json.dumps(record, indent=2, allow_nan=False) + "\n"
-
-
-def _synchronous(ranked: list[timing.Choice]) -> list[timing.Way]:
-    waits = [choice.way for choice in ranked if choice.way.width == 1]
-    plain = next(way for way in waits if way.codec is None)
+def _synchronous(ranked: list[timing.RankedConfig]) -> list[timing.TrainConfig]:
+    waits = [choice.config for choice in ranked if choice.config.width == 1]
+    plain = next(config for config in waits if config.codec is None)
     return list(dict.fromkeys([waits[0], plain]))

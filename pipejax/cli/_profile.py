@@ -2,8 +2,6 @@
 # ruff: noqa: T201 - printing is what a command is for.
 
 import argparse
-import json
-import pathlib
 from typing import Any
 
 import jax
@@ -12,7 +10,7 @@ import pipejax as pj
 from pipejax import codecs, collectives, timing
 
 from ._candidates import candidates
-from ._command import add_command, new_file
+from ._command import add_command, write_json
 from ._units import ROUNDS, VECTOR, bits, check, count
 from ._usage import UsageError, enough_memory, in_one_line
 
@@ -29,62 +27,36 @@ launching programs and messages.
 
 Run this command on every host, started as the training itself is."""
 
+_ALGORITHM = f"{{{','.join(timing.COST_MODELS)}}}"
+_OPTIONS = {
+    f"--algorithms {_ALGORITHM} [{_ALGORITHM} ...]": "algorithms to profile; all by"
+    " default",
+    "--codecs NAME [NAME ...]": "codecs under which each algorithm is profiled, out of"
+    f" {NONE}, {', '.join(codecs.NAMES)}; int4 and those that need error feedback have"
+    f" it; {NONE} and int8 by default",
+    "--elements COUNT": "length of the vector in elements of float32, such as 4M;"
+    f" {2**22:,} by default",
+    "--rounds N": "how often everything is measured; medians are printed; 5 by default",
+    "--bandwidth RATE": "bandwidth of a host's link, such as 10gbit; adds a column with"
+    " the time that the bytes take on the wire",
+    "--out FILE": "write the seconds to this file as JSON",
+    "--plot PNG": "draw stacked bars of the parts into this file",
+}
+
 
 def add(commands: Any) -> None:
-    parser = add_command(
+    add_command(
         commands,
         "profile-allreduce",
         summary="Show how an all-reduce divides its time among its parts.",
         description=_DESCRIPTION,
         example=EXAMPLE,
         run=run,
-    )
-    parser.add_argument(
-        "--algorithms",
-        nargs="+",
-        default=list(timing.FORMS),
-        choices=list(timing.FORMS),
-        help="algorithms to profile; all by default",
-    )
-    parser.add_argument(
-        "--codecs",
-        nargs="+",
-        default=[NONE, "int8"],
-        metavar="NAME",
-        help="codecs under which each algorithm is profiled, out of"
-        f" {NONE}, {', '.join(codecs.NAMES)}; int4 and those that need error feedback"
-        f" have it; {NONE} and int8 by default",
-    )
-    parser.add_argument(
-        "--elements",
-        default=str(2**22),
-        metavar="COUNT",
-        help="length of the vector in elements of float32, such as 4M;"
-        f" {2**22:,} by default",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        help="how often everything is measured; medians are printed; 5 by default",
-    )
-    parser.add_argument(
-        "--bandwidth",
-        metavar="RATE",
-        help="bandwidth of a host's link, such as 10gbit; adds a column with the time"
-        " that the bytes take on the wire",
-    )
-    parser.add_argument(
-        "--out",
-        type=new_file,
-        metavar="FILE",
-        help="write the seconds to this file as JSON",
-    )
-    parser.add_argument(
-        "--plot",
-        type=new_file,
-        metavar="PNG",
-        help="draw stacked bars of the parts into this file",
+        options=_OPTIONS,
+        algorithms=list(timing.COST_MODELS),
+        codecs=[NONE, "int8"],
+        elements=str(2**22),
+        rounds=5,
     )
 
 
@@ -111,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
         profiles = timing.profile(mesh, cases, args.rounds)
     if jax.process_index() == 0:
         limits = {
-            name: timing.FORMS[algorithm](mesh.size, elements, codec).wire * 8 / rate
+            name: timing.COST_MODELS[algorithm](mesh.size, elements, codec).wire
+            * 8
+            / rate
             for name, (algorithm, codec) in chosen.items()
             if rate
         }
@@ -119,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
         with in_one_line(ImportError, OSError, ValueError):
             if args.out:
                 rows = {name: each._asdict() for name, each in profiles.items()}
-                text = json.dumps(rows, indent=2) + "\n"
-                pathlib.Path(args.out).write_text(text)
+                write_json(args.out, rows)
             if args.plot:
                 panel = timing.Panel(f"{mesh.size} devices", profiles, limits)
                 timing.profile_picture([panel], args.plot)

@@ -14,49 +14,53 @@ GAIN = (
 """Explains the gains of a row."""
 
 
-def chosen(ranked: list[timing.Choice], row: int | None = None) -> timing.Choice:
+def chosen(
+    ranked: list[timing.RankedConfig], row: int | None = None
+) -> timing.RankedConfig:
     """Returns the choice in a row, for a train step of `pj.make_train_step`."""
     if row is None:
         # `pj.make_train_step` has no buckets.
-        return next(choice for choice in ranked if choice.way.buckets == 1)
+        return next(choice for choice in ranked if choice.config.buckets == 1)
     if not 1 <= row <= len(ranked):
         raise UsageError(
             f"`--row` must be one of the rows 1 to {len(ranked)}, got {row}. --top"
             f" {len(ranked)} prints all of them"
         )
     choice = ranked[row - 1]
-    if choice.way.buckets > 1:
+    if choice.config.buckets > 1:
         raise UsageError(
             "`--row` must be a way in one bucket, because pj.make_train_step has no"
-            f" buckets; got {row}, {choice.way}. Write this step yourself, with an"
+            f" buckets; got {row}, {choice.config}. Write this step yourself, with an"
             " all-reduce for each bucket"
         )
     return choice
 
 
-def exact(ranked: list[timing.Choice]) -> timing.Choice:
-    """Returns the best pipelined way that keeps all bits."""
+def exact(ranked: list[timing.RankedConfig]) -> timing.RankedConfig:
     return next(
-        choice for choice in ranked if choice.way.width > 1 and choice.way.codec is None
+        choice
+        for choice in ranked
+        if choice.config.width > 1 and choice.config.codec is None
     )
 
 
-def d_sync(ranked: list[timing.Choice]) -> timing.Choice:
+def d_sync(ranked: list[timing.RankedConfig]) -> timing.RankedConfig:
     """Returns the way that gains are relative to; see `GAIN`."""
     waits = [
         choice
         for choice in ranked
-        if (choice.way.width, choice.way.codec, choice.way.buckets) == (1, None, 1)
+        if (choice.config.width, choice.config.codec, choice.config.buckets)
+        == (1, None, 1)
     ]
     return min(waits, key=lambda choice: choice.step)
 
 
-def number(ranked: list[timing.Choice], choice: timing.Choice) -> int:
+def number(ranked: list[timing.RankedConfig], choice: timing.RankedConfig) -> int:
     return 1 + ranked.index(choice)
 
 
 def lines(
-    ranked: list[timing.Choice], top: int, also: Collection[timing.Choice]
+    ranked: list[timing.RankedConfig], top: int, also: Collection[timing.RankedConfig]
 ) -> list[str]:
     """Returns the first rows as text with their numbers, and those of other choices."""
     shown = {*ranked[:top], *also}

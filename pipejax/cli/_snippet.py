@@ -6,30 +6,30 @@ from ._candidates import feeds_back
 
 
 def snippet(
-    way: timing.Way, *, sharded: bool = False, shard_optimizer: bool = False
+    config: timing.TrainConfig, *, sharded: bool = False, shard_optimizer: bool = False
 ) -> str:
     """Returns Python source that makes the train step of a way with one bucket.
 
     The source uses the names `loss_fn` and `tx`, which the program must define.
     """
-    axes = 'axis_name=("host", "device")' if way.levels else ""
+    axes = 'axis_name=("host", "device")' if config.levels else ""
     on = 'axis_name=("host", "fsdp")' if sharded else axes
     over = 'axis_name="host"' if sharded else axes
-    all_reduce = f"pj.collectives.{way.algorithm}({'codec' if way.codec else ''})"
-    if way.levels:
+    all_reduce = f"pj.collectives.{config.algorithm}({'codec' if config.codec else ''})"
+    if config.levels:
         all_reduce = f"pj.collectives.hierarchical(outer={all_reduce})"
     lines = [
-        f"# {way}, with your loss_fn and optimizer tx:",
+        f"# {config}, with your loss_fn and optimizer tx:",
         "import pipejax as pj",
         "",
         f"mesh = pj.data_mesh({on})",
-        *([f"codec = {_codec(way.codec)}"] if way.codec else []),
+        *([f"codec = {_codec(config.codec)}"] if config.codec else []),
         "train = pj.make_train_step(",
         "    loss_fn,",
         "    tx,",
         "    mesh=mesh,",
         *([f"    {over},"] if over else []),
-        f"    width={way.width},",
+        f"    width={config.width},",
         f"    all_reduce={all_reduce},",
         *(["    shard_optimizer=True,"] if shard_optimizer else []),
         ")",

@@ -19,12 +19,7 @@ ROUNDS = 10_000
 
 
 def count(option: str, text: str, most: int = MOST) -> int:
-    """Reads a count, such as `300M`, `1.3B`, `70k` or `4194304`.
-
-    Examples:
-      >>> count("parameters", "1.3B")
-      1300000000
-    """
+    """Reads a count, such as `300M`, `1.3B`, `70k` or `4194304`."""
     found = re.fullmatch(_NUMBER + r"([kmbgt]?)", text.replace("_", "").lower())
     number = Fraction(found[1]) * _COUNTS[found[2]] if found else Fraction(0)
     if not 1 <= number <= most or number.denominator != 1:
@@ -36,12 +31,7 @@ def count(option: str, text: str, most: int = MOST) -> int:
 
 
 def bits(option: str, text: str) -> float:
-    """Reads a rate in bits per second, such as `10gbit`, `500mbit` or `2.5Gbit/s`.
-
-    Examples:
-      >>> bits("bandwidth", "2.5Gbit/s")
-      2500000000.0
-    """
+    """Reads a rate in bits per second, such as `10gbit`, `500mbit` or `2.5Gbit/s`."""
     # A bare number or GB/s is refused, because it may mean bytes.
     found = re.fullmatch(_NUMBER + r"([kmgt]?)bit(?:/s|ps)?", text.lower())
     rate = Fraction(found[1]) * _RATES[found[2]] if found else Fraction(0)

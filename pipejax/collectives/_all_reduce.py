@@ -15,24 +15,10 @@ from ._stages import Stages, States
 class AllReduce(abc.ABC):
     """An all-reduce algorithm, which sums the arrays of all devices.
 
-    An algorithm is static configuration. Calling it with a `Layout` returns the
-    `Stages` that sum arrays of this layout. Most users do not call an algorithm
-    themselves, but pass it to `make_train_step(all_reduce=...)`.
-
-    A subclass is a frozen dataclass that implements `__call__`.
-
-    Examples:
-      The four rows of `jax.vmap` stand for four devices:
-
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> from pipejax.collectives import Layout, Summands, ring, run
-      >>> def total(x):
-      ...     stages = ring()(Layout.of_shapes((x.shape,)), "data")
-      ...     sums, _ = run(stages, Summands((x,)))
-      ...     return sums.coded[0]
-      >>> jax.vmap(total, axis_name="data")(jnp.arange(4.0))
-      Array([6., 6., 6., 6.], dtype=float32)
+    Calling an algorithm with a `Layout` returns the `Stages` that sum arrays of this
+    layout. Most users pass it to `make_train_step(all_reduce=...)` instead. A subclass
+    is a frozen dataclass that implements `__call__`; the page
+    docs/reference/collectives.md has an example.
     """
 
     @property
@@ -64,26 +50,17 @@ class AllReduce(abc.ABC):
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """Returns the states of the codecs on this device before the first sum.
 
-        Must be called inside `jax.shard_map`, as `__call__`.
+        Must be called inside `jax.shard_map`, as `__call__`. Codecs without a state are
+        not in the dict.
 
         Args:
           layout: Shapes and dtypes of the arrays on one device.
           axis_name: Axis or axes of the surrounding `shard_map` to sum over.
-
-        Returns:
-          A dict from the name of each place that encodes to the state of its codec.
-          Codecs without a state are not in it.
         """
         return self(layout, axis_name).init()
 
     def on(self, mesh: Mesh) -> "AllReduce":
-        """Returns the variant of this algorithm that suits `mesh` best.
-
-        By default this is the algorithm itself.
-
-        Args:
-          mesh: The devices that will run the algorithm.
-        """
+        """Returns the variant of this algorithm that suits `mesh` best."""
         del mesh
         return self
 

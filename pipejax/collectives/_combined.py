@@ -1,8 +1,7 @@
 """Sets of arrays, each of which is summed by one collective.
 
 Every collective costs a latency, and joining arrays into one vector costs a pass over
-memory. Long arrays therefore travel alone, in their own shape, while short arrays may
-travel together as one vector.
+memory. Long arrays therefore travel alone, while short ones may travel as one vector.
 """
 
 import math
@@ -16,22 +15,14 @@ from pipejax._internal.ravel import ravel, unravel
 
 
 class Combined(NamedTuple):
-    """Sets of arrays. One collective sends all arrays of a set.
+    """Sets of arrays. One collective sends all arrays of a set."""
 
-    Attributes:
-      forms: Shapes and dtypes of all arrays.
-      members: For each set, the positions of its arrays in `forms`.
-    """
-
-    forms: tuple[jax.ShapeDtypeStruct, ...]
-    members: tuple[tuple[int, ...], ...]
+    forms: tuple[jax.ShapeDtypeStruct, ...]  # of all arrays
+    members: tuple[tuple[int, ...], ...]  # positions of the arrays of each set
 
     @classmethod
     def of(cls, forms: Sequence[jax.ShapeDtypeStruct], threshold: int) -> "Combined":
-        """Combines the arrays that are shorter than `threshold` bytes by dtype.
-
-        Each longer array is a set of its own.
-        """
+        """Combines the arrays that are shorter than `threshold` bytes by dtype."""
         groups: dict[tuple[str, int], list[int]] = {}
         for i, form in enumerate(forms):
             if not size(form):

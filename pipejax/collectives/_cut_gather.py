@@ -1,14 +1,10 @@
 """All-gathers of arrays that are cut along axes of their own.
 
 The stages here turn this device's pieces into the whole arrays, from the pieces of all
-devices. All bits of a piece are sent:
-
-- `gather_arrays` sends each array by a collective of the backend.
-- `gather_words` sends the bits of all arrays as one vector for each width of a number.
-- `repeat` sends nothing, and takes the device's own pieces for those of all others.
+devices. All bits of a piece are sent.
 """
 
-import math
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +14,12 @@ import numpy as np
 from jax import lax
 
 from pipejax._internal.mesh import AxisName, axis_size
-from pipejax._internal.ravel import ravel
+from pipejax._internal.ravel import ravel, unravel
 from pipejax._internal.wire import Transfer
 
 from ._combined import size
 from ._cut_scatter import Cuts
+from ._grouped import in_order
 from ._stages import Local, Sent, Stages, States, local
 
 
@@ -60,28 +57,28 @@ def gather_words(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stage
         return tuple(lax.all_gather(x, axis_name) for x in vectors)
 
     def arrays(rows: Any) -> tuple[jax.Array, ...]:
-        found: dict[int, jax.Array] = {}
+        found = []
         for places, row in zip(widths.values(), rows, strict=True):
-            ends = np.cumsum([math.prod(forms[i].shape) for i in places])
-            for i, end in zip(places, ends, strict=True):
-                form, cut = forms[i], cuts[i]
-                # Row j has the pieces of device j, of all arrays of this width one
-                # after another.
-                bits = row[:, int(end) - math.prod(form.shape) : int(end)]
-                values = lax.bitcast_convert_type(bits, form.dtype)
-                shape = [
-                    n * (p if axis == cut else 1) for axis, n in enumerate(form.shape)
-                ]
-                # The axis of the devices comes right before the axis that was cut. The
-                # reshape then joins both, so that the pieces follow one another in the
-                # order of the ranks.
-                in_order = jnp.moveaxis(values.reshape(p, *form.shape), 0, cut or 0)
-                found[i] = in_order.reshape(shape)
-        return tuple(found[i] for i in range(len(forms)))
+            bits = [jax.ShapeDtypeStruct(forms[i].shape, row.dtype) for i in places]
+            # Row j has the pieces of device j, one array after another.
+            pieces = jax.vmap(functools.partial(unravel, forms=bits))(row)
+            own = zip(places, pieces, strict=True)
+            found.append([_whole(x, forms[i].dtype, cuts[i] or 0) for i, x in own])
+        return in_order([*widths.values()], found)
 
     sizes = [sum(size(forms[i]) for i in places) for places in widths.values()]
     transfers = tuple(Transfer("all-gather", p, n) for n in sizes)
     return Stages((Local(words, encodes=True), Sent(send, transfers))) + local(arrays)
+
+
+def _whole(bits: jax.Array, dtype: np.dtype, cut: int) -> jax.Array:
+    """Joins the bits of the pieces of all devices, [p, ...], to an array."""
+    pieces = lax.bitcast_convert_type(bits, dtype)
+    devices, *shape = pieces.shape
+    shape[cut] *= devices
+    # The axis of the devices comes right before the axis that was cut. The reshape then
+    # joins both, so that the pieces follow one another in the order of the ranks.
+    return jnp.moveaxis(pieces, 0, cut).reshape(shape)
 
 
 def repeat(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stages:

@@ -1,10 +1,6 @@
 """Reduce-scatters of arrays that are cut along axes of their own.
 
-The stages here turn a tuple of arrays into this device's pieces of their sums:
-
-- `scatter_arrays` sends each array by a collective of the backend.
-- `scatter_rows` sends all arrays as one vector, by the first half of an algorithm.
-- `own_pieces` sends nothing, and takes the device's own arrays for the sums.
+The stages here turn a tuple of arrays into this device's pieces of their sums.
 """
 
 from collections.abc import Sequence

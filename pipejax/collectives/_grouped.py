@@ -12,7 +12,7 @@ from pipejax._internal.mesh import AxisName
 
 from ._all_reduce import AllReduce
 from ._layout import Layout, Summands
-from ._stages import Link, Local, Sent, Stages, States, chained, renamed
+from ._stages import Link, Local, Sent, Stages, States, chained, local, renamed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,28 +29,31 @@ class Grouped(AllReduce):
     sets: tuple[tuple[int, ...], ...]
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        layouts = [layout._replace(**x._asdict()) for x in self._apart(layout)]
+        layouts = [layout._replace(**x._asdict()) for x in self._split(layout)]
         parts = [self.all_reduce(part, axis_name) for part in layouts]
 
-        def begin(arrays: Summands, states: States) -> tuple[Any, States]:
-            return self._apart(arrays), states
+        def finish(values: list[Summands]) -> Summands:
+            coded = in_order(self.sets, [own.coded for own in values])
+            return Summands(coded, values[0].exact)
 
-        def finish(values: Any, states: States) -> tuple[Summands, States]:
-            pairs = [
-                (place, array)
-                for places, own in zip(self.sets, values, strict=True)
-                for place, array in zip(places, own.coded, strict=True)
-            ]
-            in_order = sorted(pairs, key=lambda pair: pair[0])
-            coded = tuple(array for _, array in in_order)
-            return Summands(coded, values[0].exact), states
+        return local(self._split) + side_by_side(parts) + local(finish)
 
-        return Stages((Local(begin),)) + side_by_side(parts) + Stages((Local(finish),))
-
-    def _apart(self, arrays: Any) -> list[Summands]:
+    def _split(self, arrays: Any) -> list[Summands]:
         coded = [tuple(arrays.coded[i] for i in places) for places in self.sets]
         exact = [arrays.exact, *[()] * (len(self.sets) - 1)]
         return [Summands(*pair) for pair in zip(coded, exact, strict=True)]
+
+
+def in_order(
+    sets: Sequence[Sequence[int]], arrays: Sequence[Sequence[Any]]
+) -> tuple[Any, ...]:
+    """Returns the arrays of all sets by their places, of which each is in one set."""
+    pairs = [
+        pair
+        for own in zip(sets, arrays, strict=True)
+        for pair in zip(*own, strict=True)
+    ]
+    return tuple(x for _, x in sorted(pairs, key=lambda pair: pair[0]))
 
 
 def side_by_side(parts: Sequence[Stages]) -> Stages:

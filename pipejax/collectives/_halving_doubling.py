@@ -1,26 +1,6 @@
-"""Recursive halving and doubling: 2 log2(p) collectives between pairs of devices.
-
-For a number of devices p that is a power of two:
-
-1. Halving: each device and its partner, p/2 ranks away, send each other one half of
-   their vectors. Each adds what it received to the half that it kept. They repeat this
-   with the remaining half and partners p/4, p/8, ..., 1 ranks away. At the end, each
-   device has one piece of the sum.
-2. Doubling: the devices send finished pieces to the same partners in reverse order,
-   and each device has twice as many pieces after each collective. At the end, every
-   device has all pieces.
-
-For any other p, let q be the largest power of two below p. The last p - q devices first
-send their whole vectors to the first p - q devices, then take no part in halving and
-doubling, and receive the whole result at the end.
-
-Reference:
-  Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
-  https://doi.org/10.1177/1094342005051521
-"""
+"""Recursive halving and doubling: 2 log2(p) collectives between pairs of devices."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +9,14 @@ from jax import lax
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax.codecs import Codec, check_codec
 
-from ._permute import among, hand_over, permute
+from ._permute import Pairs, hand_over, permute, send_and_add, twice
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts, Site
-from ._stages import Local, Stages, States, local
+from ._stages import Local, Stages, States, local, on_first
 
 
 @dataclasses.dataclass(frozen=True)
 class HalvingDoubling(ScatterGather):
-    """Recursive halving and doubling; see `halving_doubling`."""
-
     def pieces(self, devices: int) -> int:
         """Returns the largest power of two that is at most `devices`."""
         return 1 << (devices.bit_length() - 1)
@@ -59,7 +37,7 @@ class HalvingDoubling(ScatterGather):
         """Returns the stages of the doubling: each device then has all pieces."""
         site = cut.site("owner", self.codec, axis_name)
 
-        def encode(piece: Parts, states: States) -> tuple[Any, States]:
+        def encode(piece: Parts, states: States) -> tuple[jax.Array, States]:
             # Others encode too, because all devices run one program. Their states must
             # not change.
             owns = lax.axis_index(axis_name) < cut.pieces
@@ -81,52 +59,29 @@ class HalvingDoubling(ScatterGather):
         if not pairs:
             return Stages(())
         site = cut.site("fold", self.codec, axis_name, rows=q)
-
-        def encode(rows: Parts, states: States) -> tuple[Any, States]:
-            folds = lax.axis_index(axis_name) >= q
-            payload, states = site.encode(rows, states, where=folds)
-            return (rows, payload), states
-
-        def add(value: Any) -> Parts:
-            rows, payload = value
-            # `permute` gives zeros to all other devices, and zeros need not decode to
-            # zeros.
-            given = among(axis_name, (to for _, to in pairs))
-            sums = rows + site.decode(payload)
-            return jax.tree.map(lambda s, r: jnp.where(given, s, r), sums, rows)
-
-        sent = permute(axis_name, pairs, site.bytes)
-        return Stages((Local(encode, encodes=True), sent), (site.init,)) + local(add)
+        return twice() + send_and_add(site, axis_name, pairs)
 
     def _halve(self, cut: Cut, axis_name: AxisName, distance: int) -> Stages:
         """Returns one halving: from 2 d rows to d rows of sums, with d = `distance`."""
         name = f"halve {distance}"
         site = cut.site(name, self.codec, axis_name, rows=distance)
 
-        def encode(rows: Parts, states: States) -> tuple[Any, States]:
-            rank = lax.axis_index(axis_name)
+        def split(rows: Parts) -> tuple[Parts, Parts]:
             # The first row that this device keeps: 0, or `distance` in the upper half.
-            upper = rank & distance
-            own = _part(rows, upper, distance)
             # The partner keeps the other half: its rank differs in the one bit
             # `distance`.
-            others = _part(rows, distance - upper, distance)
-            payload, states = site.encode(others, states, where=rank < cut.pieces)
-            return (own, payload), states
+            upper = lax.axis_index(axis_name) & distance
+            return _rows(rows, distance - upper, distance), _rows(rows, upper, distance)
 
-        def add(value: Any) -> Parts:
-            own, payload = value
-            return own + site.decode(payload)
-
-        sent = permute(axis_name, _partners(distance, cut.pieces), site.bytes)
-        return Stages((Local(encode, encodes=True), sent), (site.init,)) + local(add)
+        pairs = _partners(distance, cut.pieces)
+        return local(split) + send_and_add(site, axis_name, pairs)
 
 
 def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stages:
     """Returns one doubling: from d = `distance` payloads to 2 d, in order of piece."""
 
-    def join(value: Any) -> jax.Array:
-        own, other = value
+    def join(value: tuple[jax.Array, jax.Array]) -> jax.Array:
+        other, own = value
         # The device with the bit has the later pieces, so its payloads come second.
         # Both devices of a pair end with the same rows in the same order.
         upper = lax.axis_index(axis_name) & distance > 0
@@ -134,8 +89,9 @@ def _double(site: Site, axis_name: AxisName, distance: int, pieces: int) -> Stag
             [jnp.where(upper, other, own), jnp.where(upper, own, other)]
         )
 
-    sent = permute(axis_name, _partners(distance, pieces), distance * site.bytes)
-    return local(lambda payload: (payload, payload)) + Stages((sent,)) + local(join)
+    pairs = _partners(distance, pieces)
+    sent = permute(axis_name, pairs, distance * site.bytes)
+    return twice() + on_first(sent) + local(join)
 
 
 def _unfold(site: Site, axis_name: AxisName, pieces: int) -> Stages:
@@ -148,11 +104,11 @@ def _unfold(site: Site, axis_name: AxisName, pieces: int) -> Stages:
     return hand_over(axis_name, pairs, pieces * site.bytes)
 
 
-def _partners(distance: int, pieces: int) -> list[tuple[int, int]]:
+def _partners(distance: int, pieces: int) -> Pairs:
     return [(rank, rank ^ distance) for rank in range(pieces)]
 
 
-def _part(rows: Parts, start: jax.Array, count: int) -> Parts:
+def _rows(rows: Parts, start: jax.Array, count: int) -> Parts:
     # A dynamic slice, since a `jnp.where` of two static slices is slow: in one program,
     # XLA:CPU then recomputes both slices of every level for each element of the last.
     return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, count), rows)
@@ -161,6 +117,17 @@ def _part(rows: Parts, start: jax.Array, count: int) -> Parts:
 def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:
     """Sums between pairs of devices at distances p/2, p/4, ..., 1, and back.
 
+    1. Halving: each device and its partner, p/2 ranks away, send each other one half of
+       their vectors, and add what they receive to the half that they kept. They repeat
+       this with the remaining half and partners p/4, p/8, ..., 1 ranks away. At the
+       end, each device has one piece of the sum.
+    2. Doubling: the devices send finished pieces to the same partners in reverse order.
+       At the end, every device has all pieces.
+
+    For any p that is not a power of two, let q be the largest one below. The last p - q
+    devices first send their whole vectors to the first p - q devices, and receive the
+    whole result at the end, in two more collectives.
+
     Let `s_l` be the partial sum of a device before halving l, of the pieces that it
     keeps, `s'_l` its partner's partial sum of the same pieces, and C the codec. The
     device computes
@@ -168,37 +135,14 @@ def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:
     $$s_{l+1} = s_l + C(s'_l)$$
 
     At the end, the owner of a piece has its sum s, and sends `C(s)` to all devices.
-
-    Each device sends as few bytes as in `ring`, `2 (p-1)/p` payloads of a whole vector
-    on p devices, in `2 log2(p)` collectives instead of `2 (p-1)`. Partners are up to
-    p/2 ranks apart, while `ring` uses only the links between neighbours. If p is not a
-    power of two, two more collectives send one payload of a whole vector each.
+    Each device sends as few bytes as in `ring`, in `2 log2(p)` collectives. Partners
+    are up to p/2 ranks apart, while `ring` uses only the links between neighbours.
 
     Args:
-      codec: Encodes the payloads of all collectives. `None` sends all bits of float32
-        or float64 vectors.
+      codec: Encodes the payloads of all collectives; `None` sends all bits.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.
-
-    Raises:
-      ValueError: If `codec` is neither a codec nor `None`.
-
-    Warns:
-      UserWarning: If `codec` is biased and has no error feedback.
-
-    Examples:
-      The number of collectives and the bytes that each of 8 devices sends for 1,000
-      elements of float32. The axis of `jax.vmap` stands for the devices.
-
-      >>> import jax
-      >>> from pipejax.collectives import Layout, halving_doubling
-      >>> def count():
-      ...     layout = Layout.of_shapes(((1000,),))
-      ...     transfers = halving_doubling()(layout, "data").transfers
-      ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
-      >>> jax.vmap(count, axis_name="data", axis_size=8)()
-      6 7000
 
     References:
       Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,

@@ -1,15 +1,4 @@
-"""Hierarchical all-reduce: few bytes cross the slow links between hosts.
-
-The mesh has the axes ("host", "device"), with d devices on each host:
-
-1. Reduce-scatter inside each host. Device j of a host then has piece j of the sum of
-   the host's vectors.
-2. All-reduce of piece j over the j-th devices of all hosts.
-3. All-gather inside each host.
-
-Between hosts, each device thus sums only 1/d of the vector. A codec pays in step 2,
-where links are slow. In steps 1 and 3 it would add errors and save little time.
-"""
+"""Hierarchical all-reduce: few bytes cross the slow links between hosts."""
 
 import dataclasses
 
@@ -27,8 +16,6 @@ from ._two_shot import two_shot
 
 @dataclasses.dataclass(frozen=True)
 class Hierarchical(AllReduce):
-    """Hierarchical all-reduce over two mesh axes; see `hierarchical`."""
-
     inner: ScatterGather
     outer: AllReduce
 
@@ -69,22 +56,25 @@ def hierarchical(
 ) -> Hierarchical:
     r"""Sums inside each host, then between hosts, and gathers inside each host.
 
-    Unlike the other algorithms, it needs a mesh with two axes, and it can compress what
-    travels between hosts without compressing what travels inside a host. If `outer` is
-    `two_shot(C)` with a codec C, every device ends with
+    1. Reduce-scatter inside each host of d devices. Device j of a host then has piece j
+       of the sum of the host's vectors.
+    2. All-reduce of piece j, 1/d of the vector, over the j-th devices of all hosts.
+    3. All-gather inside each host.
+
+    It needs a mesh with the axes ("host", "device"). A codec pays in step 2, where
+    links are slow. If `outer` is `two_shot(C)` with a codec C, every device ends with
 
     $$C(\sum_h C(s_h))$$
 
-    where `s_h` is the exact sum over the devices of host h. On H hosts with d devices
-    each, a device then sends `2 (H-1)/(H d)` payloads of a whole vector to other hosts.
+    where `s_h` is the exact sum over the devices of host h. On H hosts, a device then
+    sends `2 (H-1)/(H d)` payloads of a whole vector to other hosts.
 
     Args:
       inner: The algorithm inside each host: `two_shot`, `ring` or `halving_doubling`.
         Its codec also compresses what devices send inside hosts. The default is
         `two_shot()`, which sends all bits.
-      outer: The algorithm between hosts, which sums a d-th of the vector: any algorithm
-        over one axis. Its codec compresses what devices send between hosts. The
-        default is `two_shot()`, which sends all bits.
+      outer: The algorithm between hosts, any one over one axis. Its codec compresses
+        what devices send between hosts. The default is `two_shot()`.
 
     Returns:
       An `AllReduce` over two axes, such as `("host", "device")`.

@@ -1,10 +1,4 @@
-"""Layouts: what one device has to sum, as arrays and as vectors.
-
-Gradients are summed in the shapes of the parameters. An algorithm that cuts its input
-into pieces joins the arrays into two vectors: one of the elements that a codec may
-compress, and one of the elements that must stay exact. After the sum, it separates the
-vectors into arrays again.
-"""
+"""Layouts: what one device has to sum, as arrays and as vectors."""
 
 import math
 from typing import Any, NamedTuple
@@ -56,18 +50,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, summands: Summands) -> "Layout":
-        """Returns the layout of these arrays.
-
-        Args:
-          summands: Arrays, or anything that has a shape and a dtype.
-
-        Examples:
-          >>> import jax.numpy as jnp
-          >>> from pipejax.collectives import Layout, Summands
-          >>> layout = Layout.of(Summands((jnp.zeros((2, 3)), jnp.zeros(4))))
-          >>> layout.coded_size, layout.shapes
-          (10, ((2, 3), (4,)))
-        """
+        """Returns the layout of arrays, or of anything that has a shape and a dtype."""
         return cls(*jax.tree.map(_form, summands))
 
     @classmethod
@@ -95,8 +78,8 @@ class Layout(NamedTuple):
     def shapes(self) -> Shapes | None:
         """Returns the shapes of the arrays that a codec may compress.
 
-        Returns `None` if they are a piece of a vector, since a codec that works on
-        whole gradients cannot encode a piece.
+        It is `None` for a piece of a vector, which a codec of whole gradients cannot
+        encode.
         """
         return tuple(tuple(x.shape) for x in self.coded) if self.whole else None
 
@@ -112,28 +95,17 @@ class Layout(NamedTuple):
 
     @property
     def working_dtype(self) -> np.dtype:
-        """Returns the dtype in which vectors are summed.
-
-        The dtype is float64 if any array is float64, and otherwise float32.
-        """
+        """Returns the dtype of vectors, float64 if any array is and else float32."""
         dtypes = {working_dtype(x.dtype) for x in (*self.coded, *self.exact)}
         return max(dtypes, key=lambda dtype: dtype.itemsize, default=np.dtype("f4"))
 
     def vectors(self, summands: Summands) -> tuple[jax.Array, jax.Array]:
-        """Joins the coded and the exact arrays into one vector each.
-
-        Args:
-          summands: Arrays of this layout.
-
-        Returns:
-          The coded and the exact elements, [coded_size] and [exact_size], in
-          `working_dtype`.
-        """
+        """Returns coded and exact elements as two vectors of `working_dtype`."""
         dtype = self.working_dtype
         return ravel(summands.coded, dtype), ravel(summands.exact, dtype)
 
     def arrays(self, coded: jax.Array, exact: jax.Array) -> Summands:
-        """Undoes `vectors` on sums, and casts each to the dtype of its sum.
+        """Returns the arrays whose `vectors` these are, each in the dtype of its sum.
 
         A float16 array has a float32 sum, and all others keep their dtypes; see
         `pipejax._internal.ranges`.
@@ -141,9 +113,6 @@ class Layout(NamedTuple):
         Args:
           coded: At least `coded_size` elements. The rest is ignored.
           exact: At least `exact_size` elements. The rest is ignored.
-
-        Returns:
-          The arrays, which have the shapes of the layout.
         """
         sums = self.sums()
         return Summands(unravel(coded, sums.coded), unravel(exact, sums.exact))

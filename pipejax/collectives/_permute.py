@@ -10,7 +10,8 @@ from jax import lax
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.wire import Transfer
 
-from ._stages import Sent, Stages
+from ._sites import Parts, Site
+from ._stages import Local, Sent, Stages, States, local, on_first
 
 Pairs = Sequence[tuple[int, int]]  # ranks of sender and receiver
 
@@ -20,29 +21,75 @@ def among(axis_name: AxisName, ranks: Iterable[int]) -> jax.Array:
     return (lax.axis_index(axis_name) == jnp.array([*ranks], jnp.int32)).any()
 
 
-def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Sent:
-    """Returns a collective that sends a payload of `size` bytes along `pairs`.
+def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
+    """Returns a stage that sends a payload of `size` bytes along `pairs`.
 
-    The value is `(beside, payload)`. Each device keeps its `beside`. A device that
-    receives no payload gets zeros.
+    A device that receives no payload gets zeros.
     """
+    transfer = Transfer("collective-permute", axis_size(axis_name), size)
 
-    def send(value: Any) -> Any:
-        beside, payload = value
-        return beside, lax.ppermute(payload, axis_name, pairs)
+    def send(payload: jax.Array) -> jax.Array:
+        return lax.ppermute(payload, axis_name, pairs)
 
-    return Sent(send, (Transfer("collective-permute", axis_size(axis_name), size),))
+    return Stages((Sent(send, (transfer,)),))
 
 
 def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
-    """Returns a stage that sends a payload of `size` bytes along `pairs`.
+    """Returns a stage like `permute`, but who receives no payload keeps its own."""
 
-    Unlike in `permute`, a device that receives no payload keeps its own.
+    def choose(value: tuple[jax.Array, jax.Array]) -> jax.Array:
+        received, own = value
+        return jnp.where(among(axis_name, (to for _, to in pairs)), received, own)
+
+    return twice() + on_first(permute(axis_name, pairs, size)) + local(choose)
+
+
+def append_received(
+    axis_name: AxisName, pairs: Pairs, size: int, position: int
+) -> Stages:
+    """Returns a stage on a list of payloads, which sends the one at `position`.
+
+    What a device receives is appended to its list.
     """
+    return (
+        local(lambda payloads: (payloads[position], payloads))
+        + on_first(permute(axis_name, pairs, size))
+        + local(lambda value: [*value[1], value[0]])
+    )
 
-    def send(payload: jax.Array) -> jax.Array:
-        came = lax.ppermute(payload, axis_name, pairs)
-        return jnp.where(among(axis_name, (to for _, to in pairs)), came, payload)
 
-    transfer = Transfer("collective-permute", axis_size(axis_name), size)
-    return Stages((Sent(send, (transfer,)),))
+def send_and_add(site: Site, axis_name: AxisName, pairs: Pairs) -> Stages:
+    """Returns a stage on `(sent, own)`: encodes and sends one, adds to the other.
+
+    A device that receives nothing keeps `own`, and one that sends nothing keeps the
+    state of its codec.
+    """
+    senders, receivers = zip(*pairs, strict=True)
+    every = axis_size(axis_name)
+
+    def encode(sent: Parts, states: States) -> tuple[jax.Array, States]:
+        # All devices run one program, so those that do not send encode, too.
+        sends = None if len(senders) == every else among(axis_name, senders)
+        return site.encode(sent, states, where=sends)
+
+    def add(value: tuple[jax.Array, Parts]) -> Parts:
+        payload, own = value
+        sums = own + site.decode(payload)
+        if len(receivers) == every:
+            return sums
+        # The zeros that other devices have received need not decode to zeros.
+        receives = among(axis_name, receivers)
+        return jax.tree.map(lambda s, o: jnp.where(receives, s, o), sums, own)
+
+    encoded = Stages((Local(encode, encodes=True),), (site.init,))
+    sent = on_first(encoded + permute(axis_name, pairs, site.bytes))
+    return sent + local(add)
+
+
+def twice() -> Stages:
+    """Returns local work that makes a pair of a value, as `on_first` takes it."""
+
+    def pair(value: Any) -> tuple[Any, Any]:
+        return value, value
+
+    return local(pair)

@@ -59,7 +59,6 @@ def phases(stages: Stages) -> tuple[Phase, ...]:
 
 
 def _names(stages: Stages) -> list[str]:
-    """Returns the name of the phase that each link belongs to."""
     sent = [i for i, link in enumerate(stages.links) if isinstance(link, Sent)]
     if not sent:
         raise ValueError(

@@ -2,26 +2,23 @@
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.ranges import scaled_down, scaled_up
-from pipejax._internal.ravel import ravel, unravel
 from pipejax._internal.wire import Transfer
 from pipejax.codecs import Codec, Linear, check_codec
 
 from ._all_reduce import AllReduce
 from ._combined import Combined
 from ._layout import Layout, Summands
-from ._sites import check_kept
+from ._linear_rounds import LinearRounds
 from ._stages import Local, Sent, Stages, States, local
 
 MIB = 1 << 20
@@ -31,18 +28,10 @@ Add = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Psum(AllReduce):
-    """The all-reduce of the backend; see `psum`.
-
-    Attributes:
-      combine_threshold_bytes: The threshold, or `None` until `on` has chosen it.
-      unmerged: Whether XLA must not merge the sums with collectives of the loss.
-      scatters: Whether the backend's own reduce-scatter and all-gather may be used.
-    """
-
     codec: Linear | None
-    combine_threshold_bytes: int | None
-    unmerged: bool = False
-    scatters: bool = False
+    combine_threshold_bytes: int | None  # `None` until `on` has chosen it
+    unmerged: bool = False  # XLA must not merge the sums with collectives of the loss
+    scatters: bool = False  # the backend's reduce-scatter and all-gather may be used
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns one stage, or with a codec one stage for each of its rounds."""
@@ -53,7 +42,7 @@ class Psum(AllReduce):
             )
         devices = axis_size(axis_name)
         codec = self.codec.of(layout.shapes, layout.working_dtype, devices)
-        return _rounds(cast(Linear, codec), layout, axis_name, add)
+        return LinearRounds(cast(Linear, codec), layout, add).stages(devices)
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """Returns the states of the codec on this device before the first sum."""
@@ -113,73 +102,6 @@ def _in_own_shapes(
     return Stages(links) + local(unpack)
 
 
-def _rounds(codec: Linear, layout: Layout, axis_name: AxisName, add: Add) -> Stages:
-    """Returns one stage for each round of a linear codec."""
-    n, dtype, forms = layout.coded_size, layout.working_dtype, layout.sums()
-
-    def init() -> States:
-        # The seed is the same on all devices, because payloads of different devices are
-        # summed without being decoded.
-        seed = jnp.uint32(zlib.crc32(b"psum"))
-        return {"psum": codec.init(n, seed)}
-
-    # Between rounds, the value is `(leaves, exact, sums)`: the gradients as the codec
-    # takes them, the exact vector, and the sums of all rounds so far.
-    def begin(summands: Summands) -> Any:
-        arrays = tuple(x.astype(dtype) for x in summands.coded)
-        coded = arrays if codec.needs_leaves else ravel(arrays, dtype)
-        return coded, ravel(summands.exact, dtype), ()
-
-    def project(number: int) -> Local:
-        def run(value: Any, states: States) -> tuple[Any, States]:
-            leaves, exact, sums = value
-            check_kept("psum", states.get("psum", ()), functools.partial(codec.init, n))
-            # A round may depend on the sums of earlier rounds: PowerSGD needs the
-            # orthonormal sum of its first round for the second. The state is the same
-            # in all rounds.
-            own = codec.project(leaves, states["psum"], sums).astype(dtype)
-            # The exact vector is short. It travels in the last round, and not in a
-            # collective of its own.
-            last = number == codec.rounds - 1
-            sent = jnp.concatenate([own, exact]) if last and exact.size else own
-            return (sent, (leaves, exact, sums, own)), states
-
-        return Local(run, encodes=True)
-
-    def send(value: Any) -> Any:
-        sent, (leaves, exact, sums, own) = value
-        total = add(sent)
-        # Before the last round, nothing follows the codec's part, and `exact` is not
-        # summed yet.
-        exact = total[own.size :] if total.size > own.size else exact
-        return leaves, exact, (*sums, total[: own.size]), own
-
-    def finish(value: Any, states: States) -> tuple[Summands, States]:
-        leaves, exact, sums, own = value
-        state = states["psum"]
-        total = codec.rebuild(state, sums, n)
-        # Error feedback needs `own`, this device's part of the last round, to know what
-        # the codec has lost of this device's gradient.
-        states = {**states, "psum": codec.settled(leaves, state, sums, own)}
-        arrays = total if codec.needs_leaves else unravel(total, forms.coded)
-        pairs = zip(arrays, forms.coded, strict=True)
-        coded = tuple(x.astype(form.dtype) for x, form in pairs)
-        return Summands(coded, unravel(exact, forms.exact)), states
-
-    p = axis_size(axis_name)
-    total = Stages((), (init,)) + local(begin)
-    for number, size in enumerate(codec.round_sizes(n)):
-        if number == codec.rounds - 1:
-            size += layout.exact_size
-        sent = Sent(send, (Transfer("all-reduce", p, dtype.itemsize * size),))
-        total += Stages((project(number), sent))
-        if number < codec.rounds - 1:
-            # Only the finish needs the `own` of a round, and only that of the last
-            # round.
-            total += local(lambda value: value[:3])
-    return total + Stages((Local(finish),))
-
-
 def psum(
     codec: Codec | None = None, *, combine_threshold_bytes: int | None = None
 ) -> Psum:
@@ -198,9 +120,9 @@ def psum(
         `error_feedback`. Its payloads are summed in float32, or in float64 if any array
         is float64.
       combine_threshold_bytes: Arrays of fewer bytes travel as one vector for each
-        dtype, which saves latency and costs a copy. With `None`,
-        `make_train_step` chooses the threshold by its mesh: 1 MiB on TPUs and between
-        CPU processes, and otherwise 0.
+        dtype, which saves latency and costs a copy. With `None`, `make_train_step`
+        chooses the threshold by its mesh: 1 MiB on TPUs and between CPU processes, and
+        otherwise 0.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.
@@ -208,9 +130,6 @@ def psum(
     Raises:
       ValueError: If `codec` is not a linear codec, if the threshold is not a whole
         number of bytes, or if both are given.
-
-    Warns:
-      UserWarning: If `codec` is biased and has no error feedback.
 
     Examples:
       The four rows of `jax.vmap` stand for four devices:

@@ -1,15 +1,9 @@
 """An all-reduce in two halves, between which every device has pieces of the sums.
 
-An algorithm such as `two_shot` also consists of two halves, but it cuts one long vector
-of all arrays. Here every array is cut along one of its own axes. An optimizer can then
-be given pieces of gradients, parameters and moments that belong together:
-
-1. The reduce-scatter leaves each device with its piece of every sum.
-2. The all-gather gives every device whole arrays, made from the pieces of all devices.
-   It sends all bits.
-
-Arrays that cannot be cut, and those that travel exactly, are summed as a whole in the
-first half.
+Unlike in `two_shot`, which cuts one long vector, every array is cut along one of its
+own axes. An optimizer can then be given pieces of gradients, parameters and moments
+that belong together. Arrays that cannot be cut, and those that travel exactly, are
+summed as a whole in the first half. The all-gather sends all bits.
 """
 
 import dataclasses
@@ -23,13 +17,13 @@ from pipejax._internal.mesh import AxisName, axis_size
 from ._all_reduce import AllReduce
 from ._cut_gather import gather_arrays, gather_words, repeat
 from ._cut_scatter import Cuts, own_pieces, piece_forms, scatter_arrays, scatter_rows
-from ._grouped import side_by_side
+from ._grouped import in_order, side_by_side
 from ._layout import Layout, Summands
 from ._no_communication import NoCommunication
 from ._psum import MIB, Psum
 from ._scatter_gather import ScatterGather
 from ._scheduled import ScheduledAllReduce
-from ._stages import Local, Stages, States, local, on_first
+from ._stages import Stages, local, on_first
 from ._two_shot import two_shot
 
 
@@ -52,22 +46,11 @@ class ReduceScatterAllGather(AllReduce):
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages of both halves, which together sum over devices."""
         pieces = piece_forms(layout.sums().coded, self.cuts, axis_size(axis_name))
-        gather = self.all_gather(pieces, axis_name)
-
-        # The gather takes only the coded arrays. The exact ones are whole already, and
-        # wait beside it, in the second place of a pair.
-        def before(sums: Summands, states: States) -> tuple[Any, States]:
-            return (sums.coded, sums.exact), states
-
-        def after(value: Any, states: States) -> tuple[Summands, States]:
-            return Summands(*value), states
-
-        first = self.reduce_scatter(layout, axis_name)
+        # The gather takes only the coded arrays. The exact ones are whole already.
         return (
-            first
-            + Stages((Local(before),))
-            + on_first(gather)
-            + Stages((Local(after),))
+            self.reduce_scatter(layout, axis_name)
+            + on_first(self.all_gather(pieces, axis_name))
+            + local(lambda value: Summands(*value))
         )
 
     def reduce_scatter(self, layout: Layout, axis_name: AxisName) -> Stages:
@@ -111,12 +94,7 @@ class ReduceScatterAllGather(AllReduce):
 
         def finish(values: list[Any]) -> Summands:
             *cut, (_, exact) = values
-            # `sets` and `left` have each place once, so sorting by place restores the
-            # order.
-            places = [i for own in (*sets, left) for i in own]
-            arrays = [x for own in (*cut, exact[: len(left)]) for x in own]
-            in_order = sorted(zip(places, arrays, strict=True), key=lambda x: x[0])
-            coded = tuple(x for _, x in in_order)
+            coded = in_order((*sets, left), (*cut, exact[: len(left)]))
             return Summands(coded, tuple(exact[len(left) :]))
 
         return local(begin) + scatter + local(finish)
@@ -135,8 +113,7 @@ class ReduceScatterAllGather(AllReduce):
             return local(tuple)
         own, cuts = _chosen(forms, at), _chosen(self.cuts, at)
         gather = gather_arrays if self._native else gather_words
-        if self.silent:
-            gather = repeat
+        gather = repeat if self.silent else gather
 
         def begin(arrays: Sequence[jax.Array]) -> Any:
             # Arrays that are not cut stay in the second place of the pair while others

@@ -21,39 +21,25 @@ from ._stages import Stages, local
 
 @dataclasses.dataclass(frozen=True)
 class ScatterGather(AllReduce):
-    """An algorithm that consists of a reduce-scatter and an all-gather.
-
-    `hierarchical` puts another all-reduce between the two halves.
-
-    Attributes:
-      codec: Encodes the payloads of both halves.
-    """
+    """An algorithm that consists of a reduce-scatter and an all-gather."""
 
     codec: Codec
 
     def pieces(self, devices: int) -> int:
         """Returns the number of pieces into which the vector is cut.
 
-        Device i owns piece i. If there are fewer pieces than devices, the last devices
-        own none.
+        Device i owns piece i. If there are fewer pieces than devices, the last own
+        none.
         """
         return devices
 
     @abc.abstractmethod
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns the stages that sum all pieces and leave each device with its own.
-
-        The value is `Parts` of all pieces before, [pieces, h], and of the device's
-        piece of the sum after, [h].
-        """
+        """Returns the stages from `Parts` of all pieces, [pieces, h], to a sum, [h]."""
 
     @abc.abstractmethod
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns the stages that give every device all pieces of the sum.
-
-        The value is `Parts` of the device's piece of the sum before, [h], and of all
-        pieces after, [pieces, h].
-        """
+        """Returns the stages from a piece of the sum, [h], to all, [pieces, h]."""
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         pieces = self.pieces(axis_size(axis_name))

@@ -27,17 +27,7 @@ class Schedule:
     boundaries: tuple[int, ...] = ()
 
     def phase(self, step: int) -> int:
-        """Returns the index in `phases` of the algorithm that runs at a step.
-
-        Args:
-          step: The step, counted from 0.
-
-        Examples:
-          >>> from pipejax.collectives import psum, scheduled, two_shot
-          >>> schedule = scheduled([psum(), two_shot()], boundaries=[500])
-          >>> schedule.phase(499), schedule.phase(500)
-          (0, 1)
-        """
+        """Returns the index in `phases` of the algorithm that runs at `step`."""
         return bisect.bisect_right(self.boundaries, step)
 
 
@@ -71,8 +61,8 @@ def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Sc
     most sensitive to errors.
 
     The choice is made on the host, between two steps, and every algorithm is compiled
-    into a program of its own. No program therefore contains a branch around its
-    collectives. The codec states of all algorithms are part of the train state.
+    into a program of its own. The codec states of all algorithms are part of the train
+    state.
 
     Args:
       all_reduces: The algorithms in order, one more than there are boundaries.
@@ -83,9 +73,8 @@ def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Sc
       A `Schedule`, which `make_train_step(all_reduce=...)` takes.
 
     Raises:
-      ValueError: If the number of boundaries is not one less than the number of
-        algorithms, if the boundaries are not positive and increasing, or if an element
-        of `all_reduces` is not an `AllReduce`.
+      ValueError: If the boundaries are not positive, increasing and one fewer than the
+        algorithms, or if an element of `all_reduces` is not an `AllReduce`.
 
     Examples:
       A schedule that compresses from step 500 on:

@@ -8,9 +8,7 @@ inside the group.
 A device may also hold arrays that others in its group hold too, because they are not
 split over all inner axes. Their sums must be the same on all these devices, bit for
 bit. A codec must therefore not encode them in one vector with arrays that are split
-further: the scale of a block, for example, would depend on the device. Arrays that are
-split over the same axes are summed together, and apart from all others. What travels
-exactly is summed element by element, so it does not matter what is beside it.
+further: the scale of a block, for example, would depend on the device.
 """
 
 import dataclasses
@@ -54,21 +52,13 @@ class Sharded(AllReduce):
         return on_own_shards(stages, specs, specs)
 
     def of_one_device(self, sizes: Any) -> Grouped | ReduceScatterAllGather:
-        """Returns the algorithm that a device runs on its shards.
-
-        Args:
-          sizes: The sizes of the inner axes, by name.
-        """
+        """Returns the algorithm that a device runs on its shards, for inner `sizes`."""
         if isinstance(self.all_reduce, ReduceScatterAllGather):
             return dataclasses.replace(self.all_reduce, sets=self.sets(sizes))
         return Grouped(self.all_reduce, self.sets(sizes))
 
     def sets(self, sizes: Any) -> tuple[tuple[int, ...], ...]:
-        """Returns which coded arrays are encoded together, by their places.
-
-        Args:
-          sizes: The sizes of the inner axes, by name.
-        """
+        """Returns which coded arrays are encoded together, for inner `sizes`."""
         # Arrays that are split over the same axes are held by the same devices of a
         # group. Encoded apart from all others, they have the same payload on each of
         # these.

@@ -1,8 +1,4 @@
-"""Sites: the places in an algorithm where vectors are encoded.
-
-A site has a codec and the name of the codec's state. Its payload also carries the
-elements that stay exact.
-"""
+"""Sites: the places in an algorithm where vectors are encoded."""
 
 import dataclasses
 import functools
@@ -21,38 +17,28 @@ from pipejax._internal.mesh import AxisName, axis_size
 from pipejax.codecs import Codec
 
 from ._layout import Layout, Summands
-from ._stages import States
+from ._stages import Local, Stages, States
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A vector or a piece of one, in the `working_dtype` of its layout.
+    """A vector or a piece of one, in the `working_dtype` of its layout."""
 
-    Attributes:
-      coded: Elements that a codec may compress, [..., h].
-      exact: Elements that stay exact, [..., t].
-    """
-
-    coded: jax.Array
-    exact: jax.Array
+    coded: jax.Array  # what a codec may compress, [..., h]
+    exact: jax.Array  # what stays exact, [..., t]
 
     def __add__(self, other: "Parts") -> "Parts":
         return Parts(self.coded + other.coded, self.exact + other.exact)
 
 
 class Cut(NamedTuple):
-    """How a vector of arrays is cut into equal pieces, padded with zeros at its end.
-
-    Attributes:
-      coded: h, the number of elements of a piece that a codec may compress.
-      exact: t, the number of elements of a piece that stay exact.
-    """
+    """How a vector of arrays is cut into equal pieces, padded with zeros at its end."""
 
     layout: Layout
     pieces: int
-    coded: int
-    exact: int
+    coded: int  # h, the elements of a piece that a codec may compress
+    exact: int  # t, the elements of a piece that stay exact
 
     @classmethod
     def of(cls, layout: Layout, pieces: int, multiple: int) -> "Cut":
@@ -69,18 +55,12 @@ class Cut(NamedTuple):
 
     def arrays(self, rows: Parts) -> Summands:
         """Undoes `rows`: returns arrays of the layout, without the padding."""
-        coded = rows.coded.reshape(-1)[: self.layout.coded_size]
-        exact = rows.exact.reshape(-1)[: self.layout.exact_size]
-        return self.layout.arrays(coded, exact)
+        return self.layout.arrays(rows.coded.reshape(-1), rows.exact.reshape(-1))
 
     def site(
         self, name: str, codec: Codec, axis_name: AxisName, rows: int | None = None
     ) -> "Site":
-        """Returns a site that encodes pieces of this cut.
-
-        `rows` is the number of pieces that are encoded at once. `None` stands for a
-        single piece without a leading axis.
-        """
+        """Returns a site that encodes `rows` pieces at once; see `Site`."""
         over = self.layout.over or axis_name
         return Site(
             name=name,
@@ -101,23 +81,17 @@ class Cut(NamedTuple):
 class Site(NamedTuple):
     """A place in an algorithm where vectors of one length are encoded.
 
-    Attributes:
-      name: Name of the site, and key of its codec's state in `States`.
-      coded: h, the number of elements of a vector that the codec encodes.
-      exact: t, the number of elements of a vector that stay exact.
-      axis_name: Axis or axes of the devices that send the payload to each other.
-      over: All axes of the sum. Along them, devices draw different random numbers.
-      rows: Number of vectors encoded at once; `None` for one without a leading axis.
+    The payload also carries the elements that stay exact.
     """
 
-    name: str
+    name: str  # also the key of the codec's state
     codec: Codec
     dtype: np.dtype
-    coded: int
-    exact: int
-    axis_name: AxisName
-    over: AxisName
-    rows: int | None = None
+    coded: int  # h, the elements of a vector that the codec encodes
+    exact: int  # t, the elements of a vector that stay exact
+    axis_name: AxisName  # the devices that send the payload to each other
+    over: AxisName  # along all axes of the sum, devices draw different random numbers
+    rows: int | None = None  # vectors encoded at once; `None` for one without an axis
 
     @property
     def bytes(self) -> int:
@@ -132,6 +106,10 @@ class Site(NamedTuple):
         seed = place ^ (rank * jnp.uint32(2654435761))  # Knuth's multiplicative hash
         state = self._init(seed)
         return {self.name: state} if jax.tree.leaves(state) else {}
+
+    @property
+    def encoding(self) -> Stages:
+        return Stages((Local(self.encode, encodes=True),), (self.init,))
 
     def encode(
         self, parts: Parts, states: States, where: Any = None
@@ -154,7 +132,8 @@ class Site(NamedTuple):
 
     def decode(self, payload: jax.Array) -> Parts:
         """Decodes one payload, [words], or several of them, [count, words]."""
-        return self._decode(payload) if payload.ndim == 1 else self._many(payload)
+        decode = self._decode if payload.ndim == 1 else jax.vmap(self._decode)
+        return decode(payload)
 
     def decoded_sum(self, payloads: Iterable[jax.Array]) -> Parts:
         """Returns the sum of the decoded payloads, added up in their order."""
@@ -170,9 +149,6 @@ class Site(NamedTuple):
         # seeds.
         rows = jnp.arange(self.rows, dtype=jnp.uint32) * jnp.uint32(40503)
         return jax.vmap(lambda row: self.codec.init(self.coded, seed ^ row))(rows)
-
-    def _many(self, payloads: jax.Array) -> Parts:
-        return jax.vmap(self._decode)(payloads)
 
     def _encode(self, parts: Parts, state: Any) -> tuple[jax.Array, Any]:
         """Encodes one vector. The exact elements follow the codec's payload."""

@@ -10,10 +10,6 @@ collective is the finish:
 Every collective needs the result of the one before. If all stages run back to back,
 compute hides only the last collective. An executor that puts compute between the stages
 hides each of them.
-
-An algorithm consists of links. A `Local` link is local work, and a `Sent` link is a
-collective. `+` puts links in sequence, so that an all-reduce is a reduce-scatter plus
-an all-gather.
 """
 
 import dataclasses
@@ -46,41 +42,6 @@ class Sent(NamedTuple):
       run: Function from a value to a new value.
       transfers: What the collective moves. `psum` sums several arrays in one link, and
         has one transfer for each array or group of arrays.
-
-    Examples:
-      An algorithm that gathers the arrays of all devices, and then adds them up:
-
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> import optax
-      >>> import pipejax as pj
-      >>> from pipejax.collectives import AllReduce, Sent, Stages, Transfer, local
-      >>> class GatherAndAdd(AllReduce):
-      ...     def __call__(self, layout, axis_name):
-      ...         def gather(x):
-      ...             return jax.lax.all_gather(x, axis_name)
-      ...
-      ...         def send(arrays):
-      ...             return jax.tree.map(gather, arrays)
-      ...
-      ...         def add(gathered):
-      ...             return jax.tree.map(lambda x: x.sum(axis=0), gathered)
-      ...
-      ...         devices = jax.lax.axis_size(axis_name)
-      ...         arrays = (*layout.coded, *layout.exact)
-      ...         sizes = [x.size * x.dtype.itemsize for x in arrays]
-      ...         moved = [Transfer("all-gather", devices, size) for size in sizes]
-      ...         return Stages((Sent(send, tuple(moved)),)) + local(add)
-      >>> train = pj.make_train_step(
-      ...     lambda w, batch: ((w - batch) ** 2).mean(),
-      ...     optax.sgd(0.1),
-      ...     mesh=pj.data_mesh(),
-      ...     all_reduce=GatherAndAdd(),
-      ... )
-      >>> state, _ = train.step(train.init(jnp.zeros(())), jnp.ones(16))
-      >>> state, (info,) = train.drain(state)
-      >>> float(info.loss), round(float(state.params), 2)
-      (1.0, 0.2)
     """
 
     run: Callable[[Any], Any]
@@ -94,26 +55,15 @@ Link = Local | Sent
 class Stages:
     """An all-reduce, or a part of one, as a sequence of links.
 
-    An `AllReduce` returns the stages for arrays of a given layout. `run` runs them back
-    to back, while an executor may put compute between them. `a + b` runs a, then b.
+    `run` runs the links back to back, while an executor may put compute between stages.
+    `a + b` runs a, then b, so that an all-reduce is a reduce-scatter plus an
+    all-gather.
 
     Attributes:
-      links: Local work and collectives, in order. Together they turn
-        `(summands, states)` into `(sums, states)`. The sums have the same bits on all
-        devices.
+      links: Local work and collectives, in order. Together they turn `(summands,
+        states)` into `(sums, states)`. The sums have the same bits on all devices.
       inits: Functions that return the states of the codecs before the first sum, each
         under different names.
-
-    Examples:
-      A two-shot all-reduce has two stages. The axis of `jax.vmap` stands for devices.
-
-      >>> import jax
-      >>> from pipejax.collectives import Layout, two_shot
-      >>> def show():
-      ...     found = two_shot()(Layout.of_shapes(((8,),)), "data")
-      ...     print(len(found.stages), *(x.kind for x in found.transfers))
-      >>> jax.vmap(show, axis_name="data", axis_size=4)()
-      2 all-to-all all-gather
     """
 
     links: tuple[Link, ...]
@@ -125,8 +75,7 @@ class Stages:
     def init(self) -> States:
         """Returns the states of the codecs on this device before the first sum.
 
-        No array among them is a scalar, so that the arrays of all devices can be
-        concatenated.
+        No array is a scalar, so that the arrays of all devices can be concatenated.
         """
         return {name: x for init in self.inits for name, x in init().items()}
 
@@ -152,18 +101,12 @@ class Stages:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Returns the stages, each a function of what the stage before returned.
-
-        The first stage takes `(summands, states)`.
-        """
+        """Returns the stages, each a function of what the stage before returned."""
         return tuple(chained(links) for links in self.by_stage[:-1])
 
     @property
     def finish(self) -> Stage:
-        """Returns the local work after the last stage, which returns `(sums, states)`.
-
-        It is a function of what the last stage returned.
-        """
+        """Returns the local work after the last stage, up to `(sums, states)`."""
         return chained(self.by_stage[-1])
 
 
@@ -186,11 +129,7 @@ def local(function: Callable[[Any], Any]) -> Stages:
 
 
 def on_first(stages: Stages) -> Stages:
-    """Returns stages of pairs, which run `stages` on the first and keep the second.
-
-    Args:
-      stages: The stages.
-    """
+    """Returns stages of pairs, which run `stages` on the first and keep the second."""
 
     def of_pair(link: Link) -> Link:
         if isinstance(link, Sent):

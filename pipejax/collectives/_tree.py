@@ -1,18 +1,8 @@
-"""Binomial tree: vectors are reduced to device 0, which broadcasts the sum.
-
-1. Up: devices 1, 3, 5, ... send their vectors to 0, 2, 4, ..., which add them to their
-   own. Then devices 2, 6, 10, ... send to 0, 4, 8, ..., and so on.
-2. Down: the sum takes the same way back.
-
-There are `2 ceil(log2 p)` collectives, each of which sends whole vectors. That suits
-short vectors, whose cost is latency.
-"""
+"""Binomial tree: vectors are reduced to device 0, which broadcasts the sum."""
 
 import dataclasses
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from pipejax._internal.mesh import AxisName, axis_size
@@ -20,29 +10,33 @@ from pipejax.codecs import Codec, check_codec
 
 from ._all_reduce import AllReduce
 from ._layout import Layout
-from ._permute import among, hand_over, permute
+from ._permute import hand_over, send_and_add, twice
 from ._sites import Cut, Parts, Site
 from ._stages import Local, Stages, States, local
 
 
 @dataclasses.dataclass(frozen=True)
 class Tree(AllReduce):
-    """All-reduce on a binomial tree; see `tree`."""
-
     codec: Codec
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
-        codec = self.codec.of(layout.shapes)
+        p, codec = axis_size(axis_name), self.codec.of(layout.shapes)
         cut = Cut.of(layout, 1, codec.multiple)
         up = cut.site("up", codec, axis_name)
         down = cut.site("down", codec, axis_name)
-        distances = [1 << i for i in range((axis_size(axis_name) - 1).bit_length())]
-        total = Stages((), (up.init, down.init)) + local(lambda x: first(cut.rows(x)))
-        for distance in distances:
-            total += _up(up, axis_name, distance)
+        # The levels join the ranks (0, d), (2 d, 3 d), (4 d, 5 d), ... for each d.
+        levels = [
+            [(low, low + d) for low in range(0, p - d, 2 * d)]
+            for d in [1 << i for i in range((p - 1).bit_length())]
+        ]
+        total = Stages((), (up.init,)) + local(lambda x: first(cut.rows(x)))
+        for pairs in levels:
+            # On the whole way up, a device sends at most once. One site with one state
+            # for each device therefore serves all levels.
+            level = send_and_add(up, axis_name, [(high, low) for low, high in pairs])
+            total += twice() + Stages(level.links)
         total += from_root(down, axis_name)
-        for distance in reversed(distances):
-            pairs = _neighbours(axis_name, distance)
+        for pairs in reversed(levels):
             total += hand_over(axis_name, pairs, down.bytes)
         return total + local(lambda payload: cut.arrays(down.decode(payload[None])))
 
@@ -61,76 +55,30 @@ def from_root(site: Site, axis_name: AxisName) -> Stages:
         root = lax.axis_index(axis_name) == 0
         return site.encode(total, states, where=root)
 
-    return Stages((Local(encode, encodes=True),))
-
-
-def _up(site: Site, axis_name: AxisName, distance: int) -> Stages:
-    """Returns the stage of one level of the way up."""
-    pairs = [(high, low) for low, high in _neighbours(axis_name, distance)]
-
-    def encode(own: Parts, states: States) -> tuple[Any, States]:
-        # On the whole way up, a device sends at most once. One site with one state for
-        # each device therefore serves all levels.
-        sends = among(axis_name, (rank for rank, _ in pairs))
-        payload, states = site.encode(own, states, where=sends)
-        return (own, payload), states
-
-    def add(value: Any) -> Parts:
-        own, payload = value
-        given = among(axis_name, (to for _, to in pairs))
-        sums = own + site.decode(payload)
-        return jax.tree.map(lambda s, o: jnp.where(given, s, o), sums, own)
-
-    sent = permute(axis_name, pairs, site.bytes)
-    return Stages((Local(encode, encodes=True), sent)) + local(add)
-
-
-def _neighbours(axis_name: AxisName, distance: int) -> list[tuple[int, int]]:
-    """Returns the pairs (low, high) of ranks that are joined at this distance."""
-    # The pairs are (0, d), (2 d, 3 d), (4 d, 5 d), ... for d = `distance`.
-    high = range(distance, axis_size(axis_name), 2 * distance)
-    return [(rank - distance, rank) for rank in high]
+    return Stages((Local(encode, encodes=True),), (site.init,))
 
 
 def tree(codec: Codec | None = None) -> Tree:
     """Reduces vectors up a binomial tree, and broadcasts the sum down the tree.
 
-    Let `s_l` be the partial sum of a device before level l of the way up, `s'_l` the
-    partial sum of the device that sends to it, and C the codec. The device computes
+    1. Up: devices 1, 3, 5, ... send their vectors to 0, 2, 4, ..., which add them to
+       their own. Then devices 2, 6, 10, ... send to 0, 4, 8, ..., and so on.
+    2. Down: the sum takes the same way back.
+
+    With `s_l` the partial sum of a device before level l of the way up, `s'_l` that of
+    the device that sends to it, and C the codec, the device computes
 
     $$s_{l+1} = s_l + C(s'_l)$$
 
-    At the end, device 0 has a sum s, and sends `C(s)` to all devices.
-
-    On p devices there are `2 ceil(log2 p)` collectives, in which the link of device 0
-    carries one payload of a whole vector each. In `ring`, there are `2 (p-1)`
-    collectives, but each link carries less than two payloads of a whole vector in
-    total. Use `tree` for short vectors, whose cost is latency.
+    At the end, device 0 has a sum s, and sends `C(s)` to all devices. On p devices
+    there are `2 ceil(log2 p)` collectives, in which the link of device 0 carries one
+    payload of a whole vector each. Use `tree` for short vectors, whose cost is latency.
 
     Args:
-      codec: Encodes the payloads at every level. `None` sends all bits of float32 or
-        float64 vectors.
+      codec: Encodes the payloads at every level; `None` sends all bits.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.
-
-    Raises:
-      ValueError: If `codec` is neither a codec nor `None`.
-
-    Warns:
-      UserWarning: If `codec` is biased and has no error feedback.
-
-    Examples:
-      The number of collectives and the bytes that they send among 8 devices for 1,000
-      elements of float32. The axis of `jax.vmap` stands for the devices.
-
-      >>> import jax
-      >>> from pipejax.collectives import Layout, tree
-      >>> def count():
-      ...     transfers = tree()(Layout.of_shapes(((1000,),)), "data").transfers
-      ...     print(len(transfers), sum(x.wire_bytes for x in transfers))
-      >>> jax.vmap(count, axis_name="data", axis_size=8)()
-      6 24000
 
     References:
       Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,

@@ -1,20 +1,8 @@
-"""Two-shot all-reduce: two collectives for any number of devices p.
-
-The vector of each device is cut into p pieces:
-
-1. Reduce-scatter: each device encodes its pieces. An all-to-all sends piece j of all
-   devices to device j, which decodes them and sums in float32, or in float64 if any
-   array is float64.
-2. All-gather: device j encodes piece j of the sum and sends it to all devices, which
-   decode it.
-
-Each value is encoded twice for any p. In a ring that compresses at every hop, it is
-encoded up to p times.
-"""
+"""Two-shot all-reduce: two collectives for any number of devices p."""
 
 import dataclasses
-from typing import Any
 
+import jax
 from jax import lax
 
 from pipejax._internal.mesh import AxisName, axis_size
@@ -22,70 +10,53 @@ from pipejax._internal.wire import Transfer
 from pipejax.codecs import Codec, check_codec
 
 from ._scatter_gather import ScatterGather
-from ._sites import Cut, Parts
-from ._stages import Local, Sent, Stages, States
+from ._sites import Cut
+from ._stages import Sent, Stages, local
 
 
 @dataclasses.dataclass(frozen=True)
 class TwoShot(ScatterGather):
-    """Two-shot all-reduce; see `two_shot`."""
-
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
         """Returns an all-to-all, then the sum of each device's piece in rank order."""
         p = axis_size(axis_name)
         site = cut.site("scatter", self.codec, axis_name, rows=p)
 
-        def send(payload: Any) -> Any:
+        def send(payload: jax.Array) -> jax.Array:
             return lax.all_to_all(payload, axis_name, 0, 0)
 
-        def add(payload: Any, states: States) -> tuple[Parts, States]:
-            return site.decoded_sum(payload), states
-
-        transfer = Transfer("all-to-all", p, site.bytes)
-        return Stages(
-            (Local(site.encode, encodes=True), Sent(send, (transfer,)), Local(add)),
-            (site.init,),
-        )
+        sent = Sent(send, (Transfer("all-to-all", p, site.bytes),))
+        return site.encoding + Stages((sent,)) + local(site.decoded_sum)
 
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
         site = cut.site("gather", self.codec, axis_name)
 
-        def send(payload: Any) -> Any:
+        def send(payload: jax.Array) -> jax.Array:
             return lax.all_gather(payload, axis_name)
 
-        def read(payload: Any, states: States) -> tuple[Parts, States]:
-            return site.decode(payload), states
-
         transfer = Transfer("all-gather", axis_size(axis_name), site.bytes)
-        return Stages(
-            (Local(site.encode, encodes=True), Sent(send, (transfer,)), Local(read)),
-            (site.init,),
-        )
+        return site.encoding + Stages((Sent(send, (transfer,)),)) + local(site.decode)
 
 
 def two_shot(codec: Codec | None = None) -> TwoShot:
     r"""Sums one piece on each device: an all-to-all, the sum, and an all-gather.
 
+    1. Reduce-scatter: each device encodes p pieces of its vector. An all-to-all sends
+       piece j of all devices to device j, which decodes them and sums in float32, or in
+       float64 if any array is float64.
+    2. All-gather: device j encodes piece j of the sum and sends it to all devices.
+
     With C the codec and `x_i` the vector of device i, every device ends with
 
     $$C(\sum_i C(x_i))$$
 
-    Each device sends `2 (p-1)/p` payloads of a whole vector on p devices, as in `ring`,
-    but in 2 collectives. It is the algorithm of choice for a codec, since each value is
-    encoded only twice.
+    Each device sends `2 (p-1)/p` payloads of a whole vector, as in `ring`. It is the
+    algorithm of choice for a codec, since each value is encoded only twice.
 
     Args:
-      codec: Encodes the payloads of both collectives. `None` sends all bits of float32
-        or float64 vectors.
+      codec: Encodes the payloads of both collectives; `None` sends all bits.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.
-
-    Raises:
-      ValueError: If `codec` is neither a codec nor `None`.
-
-    Warns:
-      UserWarning: If `codec` is biased and has no error feedback.
 
     Examples:
       With `int8`, 4 devices send about a quarter of the bytes that they send without a

@@ -40,11 +40,10 @@ def inspect(
       compiler_options: XLA options to compile with, by name. `None` uses the attribute
         `compiler_options` of `program` if it has one, as a `pj.TrainStep` does, and
         XLA's defaults otherwise. Leave it out if `program` is compiled already.
-      mesh: Mesh that the program is compiled for. The report then names the axes over
-        which each collective runs. `None` uses the attribute `mesh` of `program` if it
-        has one, as a `pj.TrainStep` does, and otherwise the mesh of the
-        `NamedSharding`s of `args` if all of them have the same mesh. A collective is
-        named by the axes of this mesh along which its devices differ.
+      mesh: Mesh that the program is compiled for, of which the report names the axes
+        over which each collective runs. `None` uses the attribute `mesh` of `program`
+        if it has one, as a `pj.TrainStep` does, and otherwise the mesh of the
+        `NamedSharding`s of `args` if all of them have the same mesh.
 
     Returns:
       A `Report`. `print(report)` shows it as a table, and
@@ -53,9 +52,9 @@ def inspect(
     Raises:
       ValueError: If `program` is none of these, is text that is not HLO, has no
         schedule, or is compiled for another number of devices than `mesh` has; if
-        `args` or `compiler_options` are not left out where they must be;
-        if the arguments of a `jax.pmap` have another first axis; if XLA fails in a
-        known way; or if an instruction that may be a collective is not understood.
+        `args` or `compiler_options` are not left out where they must be; if the
+        arguments of a `jax.pmap` have another first axis; if XLA fails in a known way;
+        or if an instruction that may be a collective is not understood.
 
     Examples:
       A program on one device has FLOPs and no collectives:

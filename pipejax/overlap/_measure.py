@@ -28,8 +28,8 @@ class Measurement(NamedTuple):
       step: Seconds of the whole step.
 
     Examples:
-      Compute takes 2 s, communication 1 s. The step takes 2.5 s, so half of the
-      communication is hidden and half of it is exposed:
+      Compute takes 2 s, communication 1 s, and the step 2.5 s. Half of the
+      communication is hidden:
 
       >>> measurement = Measurement(compute=(2.0,), communication=(1.0,), step=(2.5,))
       >>> measurement.ratio, measurement.ceiling
@@ -46,8 +46,8 @@ class Measurement(NamedTuple):
 
         $$ratio = step / \max(compute, communication)$$
 
-        The ratio is 1 if the shorter part is hidden completely, and equals `ceiling` if
-        nothing is hidden.
+        It is 1 if the shorter part is hidden completely, and `ceiling` if nothing is
+        hidden.
         """
         rounds = zip(*self, strict=True)
         return tuple(step / max(rest) for *rest, step in rounds)
@@ -58,8 +58,7 @@ class Measurement(NamedTuple):
 
         $$ceiling = (compute + communication) / \max(compute, communication)$$
 
-        The ceiling is 2 if both parts take the same time, and close to 1 if one of them
-        takes much longer than the other.
+        It is 2 if both parts take the same time, and close to 1 if they differ much.
         """
         return tuple(
             (a + b) / max(a, b)
@@ -91,22 +90,17 @@ def measure(
     rounds: int = 10,
     steps: int = 5,
 ) -> Measurement:
-    r"""Times compute alone, communication alone, and the whole step.
+    r"""Returns the seconds of compute, of communication, and of the whole step.
 
     The step takes the longer of the two times if the shorter one is hidden completely,
     and their sum if nothing is hidden:
 
     $$\max(compute, communication) \le step \le compute + communication$$
 
-    `inspect` reads from a schedule which compute could hide the communication.
-    `measure` runs the step on the devices at hand and shows how much is hidden.
-
     Each round times all three, one after another. On a machine that is shared, only
     ratios of times from the same measurement are meaningful. The step is timed with a
-    full pipeline, as it runs after its warm-up. If its all-reduce is a
-    `pj.collectives.Schedule`, the last algorithm of the schedule is timed.
-
-    If there are several processes, all of them must call `measure`.
+    full pipeline, as it runs after its warm-up, and with the last algorithm of a
+    `pj.collectives.Schedule`. All processes must call `measure`.
 
     Args:
       train: The train step.
@@ -116,22 +110,9 @@ def measure(
       rounds: Number of rounds, at least 2.
       steps: Number of steps that are timed together in each round, at least 1.
 
-    Returns:
-      A `Measurement`, in seconds per step. `print` shows it as a table.
-
     Raises:
       ValueError: If `rounds` or `steps` is too small, or if `train.step` does not
         accept the state or the batch.
-
-    Examples:
-      >>> import optax
-      >>> import pipejax as pj
-      >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
-      >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
-      >>> state, batch = train.init(jax.numpy.zeros(())), jax.numpy.zeros(4)
-      >>> measurement = measure(train, state, batch, rounds=2, steps=1)
-      >>> len(measurement.step)
-      2
     """
     if rounds < 2 or steps < 1:
         raise ValueError(

@@ -1,10 +1,4 @@
-"""Draws a schedule: compute at the bottom, collectives in progress above it.
-
-The schedule runs from left to right. The width of a matmul or convolution is
-proportional to its FLOPs. Other kernels have no FLOPs and are drawn as hairs, narrow
-bars of equal width, so that their place in the order is visible. The ticks of the axis
-count FLOPs only.
-"""
+"""Draws a schedule: compute at the bottom, collectives in progress above it."""
 
 import itertools
 import os
@@ -25,9 +19,10 @@ def timeline(
 ) -> None:
     """Draws one schedule, or several below one another, and saves the picture.
 
-    Compute is at the bottom, in the order of the schedule. A green bar above it is an
-    asynchronous collective and spans the compute that runs while the collective is in
-    progress. A red bar is a synchronous collective, at which all compute waits.
+    Compute is at the bottom, from left to right in the order of the schedule. The width
+    of a matmul is proportional to its FLOPs, and other kernels are narrow bars of equal
+    width. A green bar above is an asynchronous collective and spans the compute that
+    runs meanwhile. A red bar is a synchronous collective, at which all compute waits.
 
     Args:
       reports: A report of `inspect`, whose title is the name of the program, or a

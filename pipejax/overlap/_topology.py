@@ -1,14 +1,4 @@
-"""Devices of absent accelerators, to compile programs for.
-
-A target is written as its kind and its shape:
-
-- `h100:1x8x8`: slices x hosts x GPUs per host. Other kinds: a100, h200, b200.
-- `tpu:v5e:2x4`: chips along each axis of the torus. Other kinds: v5p, v6e, tpu7x.
-- `tpu:2xv5e:4x4`: two slices of 4 x 4 chips, joined by the data-center network.
-
-Programs that are compiled for these devices cannot run, but `inspect` can read their
-schedules.
-"""
+"""Devices of absent accelerators, to compile programs for."""
 
 import contextlib
 import importlib
@@ -33,17 +23,18 @@ MOST = 100_000
 def topology(target: str) -> list[Any]:
     """Returns the devices of an accelerator that need not be present.
 
-    Use it to find out on a laptop how XLA schedules a program for many accelerators:
-    make a mesh of the devices, and pass a program over this mesh to `inspect`. The
-    program can be lowered and compiled, with `jax.ShapeDtypeStruct`s as its arguments,
-    but it cannot run.
+    Make a mesh of the devices to find out how XLA schedules a program for many
+    accelerators: the program can be lowered and compiled, with `jax.ShapeDtypeStruct`s
+      as
+    its arguments, and passed to `inspect`, but it cannot run.
 
     Args:
       target: Kind and shape of the accelerator. For GPUs (`a100`, `h100`, `h200`,
         `b200`) the shape is slices x hosts x GPUs per host: `"h100:1x8x8"` is one slice
         of 8 hosts with 8 GPUs each. For TPUs (`v5e`, `v5p`, `v6e`, `tpu7x`) it is the
         number of chips along each axis: `"tpu:v5e:2x4"` is 8 chips, and
-        `"tpu:2xv5e:2x4"` is two slices of them. The prefix `tpu:` may be left out.
+        `"tpu:2xv5e:2x4"` is two slices of them, joined by the data-center network. The
+        prefix `tpu:` may be left out.
 
     Returns:
       A list of the devices, for `pj.data_mesh(devices=...)`. A `tpu7x` chip has two
@@ -141,7 +132,6 @@ def _exists(module: str) -> bool:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Sets the variables that are not set yet, for the duration of a `with` block."""
     new = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(new)
     try:

@@ -44,8 +44,8 @@ def difference_inside(
     """Compares the collectives inside groups of a step with those of its twin.
 
     A pipelined step should have the same collectives inside groups as the synchronous
-    step. If XLA sums whole gradients in a group, for example, instead of leaving each
-    device its shard, there are more bytes.
+    step. There are more bytes if XLA sums whole gradients in a group, for example,
+    instead of leaving each device its shard.
 
     Args:
       twin: The report on the synchronous step.
@@ -55,20 +55,6 @@ def difference_inside(
 
     Returns:
       An `Inside` for each kind of collective over each set of axes.
-
-    Examples:
-      >>> import jax, optax, pipejax as pj
-      >>> from pipejax.overlap import difference_inside, inspect
-      >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
-      >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
-      >>> batch = jax.ShapeDtypeStruct((4,), "float32")
-      >>> shape = jax.ShapeDtypeStruct((), "float32")
-      >>> reports = [
-      ...     inspect(step, step.abstract_state(shape), batch)
-      ...     for step in (train.plain, train)
-      ... ]
-      >>> difference_inside(*reports, "data")
-      ()
     """
     found: dict[tuple[str, tuple[str, ...]], list[list[float]]] = {}
     for place, one in enumerate((twin, report)):

@@ -4,15 +4,8 @@ Each objective F is a mean over n examples of features `x_j` and targets `y_j`:
 
 $$F(w) = 1/n \sum_j f(w, (x_j, y_j))$$
 
-- `least_squares`: `f = 1/2 (w^T x - y)^2`. With `l2 > 0` it is ridge regression.
-- `absolute`: `f = |w^T x - y|`.
-- `hinge`: `f = max(0, 1 - y w^T x)`, with labels y of -1 and 1.
-- `logistic`: `f = log(1 + exp(-y w^T x))`, with labels y of -1 and 1.
-- `softmax`: `f = -log softmax(w^T x)[y]`, with one column of w for each class y.
-
-`absolute` and `hinge` have a kink, and a linear program finds their optimum. The other
-three take an argument `l2` and add the regularization `l2/2 |w|^2` to f. `quadratic`
-differs from all five in that it has no data: its spectrum and noise are chosen.
+A linear program finds the optimum of `absolute` and `hinge`, which have a kink. The
+other three take an argument `l2` and add the regularization `l2/2 |w|^2` to f.
 """
 
 from collections.abc import Callable
@@ -26,6 +19,10 @@ import optax
 from ._newton import minimise
 from ._problem import Loss, Problem
 
+LinearLoss = Callable[[Any, Any], jax.Array]  # of predictions `x @ w` and targets
+Data = tuple[np.ndarray, np.ndarray, float]  # features, targets and l2
+Row = tuple[np.ndarray, np.ndarray]
+
 
 def least_squares(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
     r"""Makes a least-squares problem, or ridge regression with `l2 > 0`.
@@ -33,8 +30,7 @@ def least_squares(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
     $$f(w, (x, y)) = 1/2 (w^T x - y)^2 + \lambda/2 |w|^2$$
 
     The curvature is the same everywhere, so the constants `strong_convexity` and
-    `smoothness` are exact. Those of `logistic` and `softmax` are bounds. Unlike
-    `absolute`, this loss weighs an outlier by the square of its distance.
+    `smoothness` are exact. Those of `logistic` and `softmax` are bounds.
 
     Args:
       x: Features, float array [n, d].
@@ -65,22 +61,12 @@ def least_squares(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
         )
     optimum = np.linalg.solve(gram, x.T @ y / len(x))
     norms, residuals = np.linalg.norm(x, axis=1), np.abs(x @ optimum - y)
-
-    def loss(prediction: jax.Array, y: jax.Array) -> jax.Array:
-        return 0.5 * (prediction - y) ** 2
-
-    def lipschitz(radius: float) -> float:
-        return float((norms * (residuals + norms * radius)).max()) + _pull(
-            l2, optimum, radius
-        )
-
-    return Problem(
-        loss_fn=_loss_fn(loss, l2),
-        examples=(x, y),
-        optimum=optimum,
-        strong_convexity=float(eigenvalues[0]),
-        smoothness=float(eigenvalues[-1]),
-        lipschitz=lipschitz,
+    return _problem(
+        lambda prediction, y: 0.5 * (prediction - y) ** 2,
+        (x, y, l2),
+        optimum,
+        curvature=(float(eigenvalues[0]), float(eigenvalues[-1])),
+        slope=lambda radius: float((norms * (residuals + norms * radius)).max()),
     )
 
 
@@ -88,10 +74,6 @@ def absolute(x: Any, y: Any) -> Problem:
     """Makes a problem of least absolute deviations, which is convex but not smooth.
 
     $$f(w, (x, y)) = |w^T x - y|$$
-
-    Except at the kink, the gradient of an example has the same norm everywhere. In
-    `least_squares` it shrinks as the prediction approaches the target. A linear program
-    finds the optimum.
 
     Args:
       x: Features, float array [n, d].
@@ -113,8 +95,8 @@ def absolute(x: Any, y: Any) -> Problem:
     """
     x, y = _checked(x, y)
     # |r| is the smallest s with s >= r and s >= -r.
-    optimum = _least([(x, y), (-x, -y)])
-    return _with_kink(lambda prediction, y: jnp.abs(prediction - y), x, y, optimum)
+    rows = [(x, y), (-x, -y)]
+    return _with_kink(lambda prediction, y: jnp.abs(prediction - y), x, y, rows)
 
 
 def hinge(x: Any, y: Any) -> Problem:
@@ -122,8 +104,7 @@ def hinge(x: Any, y: Any) -> Problem:
 
     $$f(w, (x, y)) = \max(0, 1 - y w^T x)$$
 
-    The loss is convex but not smooth. Unlike `logistic`, it has an optimum even where a
-    plane separates the labels. A linear program finds the optimum.
+    Unlike `logistic`, it has an optimum even where a plane separates the labels.
 
     Args:
       x: Features, float array [n, d].
@@ -146,17 +127,14 @@ def hinge(x: Any, y: Any) -> Problem:
     x, y = _checked(x, y)
     _check_signs(y)
     # max(0, 1 - m) is the smallest s >= 0 with s >= 1 - m.
-    optimum = _least([(-y[:, None] * x, -np.ones(len(x)))])
-    return _with_kink(lambda score, y: jnp.maximum(0, 1 - y * score), x, y, optimum)
+    rows = [(-y[:, None] * x, -np.ones(len(x)))]
+    return _with_kink(lambda score, y: jnp.maximum(0, 1 - y * score), x, y, rows)
 
 
 def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
-    r"""Makes a logistic regression with two classes.
+    r"""Makes a logistic regression with two classes; `softmax` takes more.
 
     $$f(w, (x, y)) = \log(1 + \exp(-y w^T x)) + \lambda/2 |w|^2$$
-
-    The loss is smooth, unlike the loss of `hinge`. For more than two classes, use
-    `softmax`.
 
     Args:
       x: Features, float array [n, d].
@@ -187,9 +165,7 @@ def logistic(x: Any, y: Any, *, l2: float = 0.0) -> Problem:
         )
     return _smooth(
         lambda score, y: jax.nn.softplus(-y * score),
-        x,
-        y,
-        l2,
+        (x, y, l2),
         shape=(x.shape[1],),
         curvature=0.25,
         slope=1.0,
@@ -200,9 +176,6 @@ def softmax(x: Any, y: Any, *, l2: float) -> Problem:
     r"""Makes a multinomial logistic regression with any number of classes.
 
     $$f(w, (x, y)) = -\log softmax(w^T x)_y + \lambda/2 |w|^2$$
-
-    For two classes with labels -1 and 1 and a single vector of parameters, use
-    `logistic`.
 
     Args:
       x: Features, float array [n, d].
@@ -239,9 +212,7 @@ def softmax(x: Any, y: Any, *, l2: float) -> Problem:
         )
     return _smooth(
         optax.softmax_cross_entropy_with_integer_labels,
-        x,
-        y,
-        l2,
+        (x, y, l2),
         shape=(x.shape[1], int(y.max()) + 1),
         # The Hessian in the scores is the covariance of a one-hot vector, whose
         # eigenvalues are at most 1/2. The gradient in the scores is softmax minus
@@ -251,9 +222,7 @@ def softmax(x: Any, y: Any, *, l2: float) -> Problem:
     )
 
 
-def _loss_fn(loss: Callable[[Any, Any], jax.Array], l2: float) -> Loss:
-    """Returns the mean loss over a batch `(x, y)`, with the regularization."""
-
+def _loss_fn(loss: LinearLoss, l2: float) -> Loss:
     def loss_fn(w: jax.Array, batch: Any) -> jax.Array:
         x, y = batch
         return loss(x @ w, y).mean() + 0.5 * l2 * jnp.vdot(w, w)
@@ -261,11 +230,30 @@ def _loss_fn(loss: Callable[[Any, Any], jax.Array], l2: float) -> Loss:
     return loss_fn
 
 
+def _problem(
+    loss: LinearLoss,
+    data: Data,
+    optimum: np.ndarray,
+    curvature: tuple[float, float],
+    slope: Callable[[float], float],
+) -> Problem:
+    """Makes a problem whose `loss` has a gradient of norm `slope(radius)` at most."""
+    x, y, l2 = data
+    # The gradient of the regularization grows with the distance from the origin.
+    distance = float(np.linalg.norm(optimum))
+    return Problem(
+        loss_fn=_loss_fn(loss, l2),
+        examples=(x, y),
+        optimum=optimum,
+        strong_convexity=curvature[0],
+        smoothness=curvature[1],
+        lipschitz=lambda radius: slope(radius) + l2 * (distance + radius),
+    )
+
+
 def _smooth(
-    loss: Callable[[Any, Any], jax.Array],
-    x: np.ndarray,
-    y: np.ndarray,
-    l2: float,
+    loss: LinearLoss,
+    data: Data,
     *,
     shape: tuple[int, ...],
     curvature: float,
@@ -276,43 +264,25 @@ def _smooth(
     `curvature` and `slope` bound the second and first derivative of `loss` in its first
     argument, the prediction `x @ w`.
     """
+    x, y, l2 = data
     loss_fn = _loss_fn(loss, l2)
     optimum = minimise(lambda w: loss_fn(w, (x, y)), np.zeros(shape))
-    largest = float(np.linalg.norm(x, axis=1).max())
-    return Problem(
-        loss_fn=loss_fn,
-        examples=(x, y),
-        optimum=optimum,
-        strong_convexity=l2,
-        smoothness=curvature * float(np.linalg.norm(x, ord=2)) ** 2 / len(x) + l2,
-        lipschitz=lambda radius: slope * largest + _pull(l2, optimum, radius),
-    )
+    steepest = slope * float(np.linalg.norm(x, axis=1).max())
+    largest = curvature * float(np.linalg.norm(x, ord=2)) ** 2 / len(x) + l2
+    return _problem(loss, data, optimum, (l2, largest), lambda radius: steepest)
 
 
 def _with_kink(
-    loss: Callable[[Any, Any], jax.Array],
-    x: np.ndarray,
-    y: np.ndarray,
-    optimum: np.ndarray,
+    loss: LinearLoss, x: np.ndarray, y: np.ndarray, rows: list[Row]
 ) -> Problem:
     """Makes a problem from a loss whose slope in its prediction is at most 1."""
-    largest = float(np.linalg.norm(x, axis=1).max())
-    return Problem(
-        loss_fn=_loss_fn(loss, 0.0),
-        examples=(x, y),
-        optimum=optimum,
-        strong_convexity=0.0,
-        smoothness=np.inf,
-        lipschitz=lambda radius: largest,
-    )
+    optimum = _least(rows)
+    steepest = float(np.linalg.norm(x, axis=1).max())
+    limits = (0.0, np.inf)
+    return _problem(loss, (x, y, 0.0), optimum, limits, lambda radius: steepest)
 
 
-def _pull(l2: float, optimum: np.ndarray, radius: float) -> float:
-    """Returns the largest gradient norm of the regularization within `radius`."""
-    return l2 * (float(np.linalg.norm(optimum)) + radius)
-
-
-def _least(rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def _least(rows: list[Row]) -> np.ndarray:
     """Returns the w that minimizes `sum s`, by linear programming."""
     from scipy import optimize, sparse  # slow to import
 

@@ -1,11 +1,4 @@
-r"""A convex objective together with the constants that convergence theorems use.
-
-The objective is the mean of a loss f over n examples:
-
-$$F(w) = 1/n \sum_j f(w, example_j)$$
-
-`pj.make_train_step` accepts the loss function of a problem as it is.
-"""
+"""A convex objective together with the constants that convergence theorems use."""
 
 import dataclasses
 import functools
@@ -21,12 +14,13 @@ Loss = Callable[[Any, Any], jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A convex objective F over a set of examples, with its optimum and constants.
+    r"""A convex objective F, the mean of a loss f over n examples.
 
-    F is the mean of a loss f over the examples. The functions of `pj.problems` return
-    instances of this class. Because the optimum is known, `excess` measures exactly
-    how far the loss of a run is above the minimum, and a test can compare a run with
-    the bound of a theorem.
+    $$F(w) = 1/n \sum_j f(w, example_j)$$
+
+    Because the optimum is known, `excess` measures exactly how far the loss of a run is
+    above the minimum, and a test can compare a run with the bound of a theorem.
+    `pj.make_train_step` takes the loss function as it is.
 
     Attributes:
       loss_fn: `loss_fn(w, batch) -> scalar`, the mean of f over the batch.
@@ -39,12 +33,6 @@ class Problem:
       lipschitz: A function `lipschitz(radius) -> float`. It returns an upper bound on
         the norm of the gradient of f, for any single example and any w at a distance of
         at most `radius` from the optimum.
-
-    Examples:
-      >>> import numpy as np, pipejax as pj
-      >>> problem = pj.problems.least_squares([[1.0], [1.0]], [1.0, 3.0])
-      >>> print(f"{problem.minimum:.2f} {problem.excess(np.zeros(1)):.2f}")
-      0.50 2.00
     """
 
     loss_fn: Loss
@@ -74,14 +62,7 @@ class Problem:
         return self.value(w) - self.minimum
 
     def batch(self, indices: np.ndarray) -> Any:
-        """Returns the examples at `indices` as a batch for a train step.
-
-        Args:
-          indices: Integer array [b] of positions in `examples`.
-
-        Returns:
-          A pytree like `examples` with arrays [b, ...]. Floating arrays are float32.
-        """
+        """Returns the examples at `indices` as a batch for a train step, in float32."""
         return jax.tree.map(lambda x: _narrow(x[indices]), self.examples)
 
 

@@ -14,15 +14,14 @@ from ._problem import Problem
 def quadratic(
     spectrum: Any, *, noise: float = 0.0, size: int = 1024, seed: int = 0
 ) -> Problem:
-    r"""Makes a quadratic with a chosen spectrum and chosen gradient noise.
+    """Makes a quadratic with a chosen spectrum and chosen gradient noise.
 
     $$f(w, x) = 1/2 (w - w_*)^T A (w - w_*) - x^T (w - w_*)$$
 
     The optimum `w_*` is random, and the examples x have mean 0. The gradient of an
     example is `A (w - w_*) - x`, so its noise is `-x` and does not depend on w. The
     eigenvectors of A are random and independent of the noise. Use this problem to test
-    a claim about given curvatures, such as a limit from `pj.stability`. In
-    `least_squares` the spectrum and the noise follow from the data instead.
+    a claim about given curvatures, such as a limit from `pj.stability`.
 
     Args:
       spectrum: Eigenvalues of A, finite and at least 0, float array [d].

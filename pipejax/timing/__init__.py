@@ -9,17 +9,15 @@ $$t_{sync} = c + x$$
 
 $$t_{pipe} = \max(c, x)$$
 
-- `flat`, `hierarchical` and `per_leaf` count the messages and bytes of an exchange.
-  `duration` turns these counts into seconds.
-- `synchronous_step_time`, `overlapped_step_time`, `bucketed_step_time`,
-  `pipelined_step_time` and `asynchronous_step_time` give the time of a step.
+- `flat` and `hierarchical` count the messages and bytes of an exchange. `duration`
+  turns these counts into seconds.
+- `synchronous_step_time`, `overlapped_step_time` and `pipelined_step_time` give the
+  time of a step.
 - `simulate` gives the time of a step where times vary and no closed form holds.
 - `sharded` and `fsdp` tell what crosses between hosts from what stays inside a host,
   for a model that the devices of a host shard.
-- `sharded_optimizer_step_time` and `shard_optimizer` give step times with a sharded
-  optimizer.
-- `plan` ranks all ways to train by their step time, and `scaling` follows one of them
-  to more hosts.
+- `plan` ranks all ways to train by their step time, `shard_optimizer` those that can
+  shard the optimizer, and `scaling` follows one of them to more hosts.
 - `exchange_times` and `profile` measure all-reduces on a mesh. `fit` derives a cluster
   from measured times, and `trust` judges whether it can be relied on.
 """
@@ -33,7 +31,9 @@ from ._cluster import Cluster as Cluster
 from ._cluster import CodecSpeed as CodecSpeed
 from ._cluster import Link as Link
 from ._cluster import Shares as Shares
-from ._counts import FORMS as FORMS
+from ._config import RankedConfig as RankedConfig
+from ._config import TrainConfig as TrainConfig
+from ._counts import COST_MODELS as COST_MODELS
 from ._counts import Counts as Counts
 from ._counts import compatible as compatible
 from ._exchange import Duration as Duration
@@ -41,16 +41,12 @@ from ._exchange import ExchangeCounts as ExchangeCounts
 from ._exchange import duration as duration
 from ._exchange import flat as flat
 from ._exchange import hierarchical as hierarchical
-from ._exchange import per_leaf as per_leaf
 from ._fit import Fit as Fit
 from ._fit import Sample as Sample
 from ._fit import fit as fit
 from ._iteration import Compute as Compute
-from ._iteration import asynchronous_step_time as asynchronous_step_time
 from ._iteration import batch_to_hide as batch_to_hide
-from ._iteration import bucketed_step_time as bucketed_step_time
 from ._iteration import ceilings as ceilings
-from ._iteration import efficiency as efficiency
 from ._iteration import overlapped_step_time as overlapped_step_time
 from ._iteration import pipelined_step_time as pipelined_step_time
 from ._iteration import synchronous_step_time as synchronous_step_time
@@ -68,15 +64,10 @@ from ._sharded import Fsdp as Fsdp
 from ._sharded import fsdp as fsdp
 from ._sharded import sharded as sharded
 from ._sharded_optimizer import shard_optimizer as shard_optimizer
-from ._sharded_optimizer import (
-    sharded_optimizer_step_time as sharded_optimizer_step_time,
-)
 from ._simulate import Trace as Trace
 from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate
 from ._stopwatch import Case as Case
 from ._stopwatch import exchange_times as exchange_times
-from ._trust import Trust as Trust
+from ._trust import FitQuality as FitQuality
 from ._trust import trust as trust
-from ._way import Choice as Choice
-from ._way import Way as Way

@@ -13,20 +13,6 @@ moves 1 byte, int8 moves at least 0.50 bytes and bf16 at least 0.63, in encoding
 decoding (docs/compression.md, "How fast codecs are"). Under fp8 and int4, a CPU core
 spends more time on converting numbers than on moving bytes. For these two codecs, q is
 therefore the number of passes that take the measured time. Accelerators may be faster.
-
-- bf16 reads 4 bytes and writes 2 bytes per element: 1.5 passes to encode, and as many
-  to decode.
-- int8 reads 4 bytes and writes 1 byte per element: 1.25 passes to encode, and as many
-  to decode.
-- fp8_e4m3 moves as many bytes as int8, but takes a core the time of 2.5 passes to
-  encode and of 1.6 to decode.
-- int4 with error feedback takes 11 passes to encode. It adds the residual to the vector
-  (3), encodes the sum (3.2), decodes what it sends (1.8) and subtracts the result from
-  the sum (3). It takes 1.8 passes to decode.
-- power_sgd with error feedback takes 9 passes to encode. It adds the residual to the
-  vector (3), multiplies the matrices twice (2), multiplies out what it sends (1) and
-  subtracts that product from the vector (3). It takes 1 pass to decode.
-- Adding reads two vectors and writes one: 3 passes.
 """
 
 from typing import NamedTuple
@@ -42,28 +28,26 @@ SYNCHRONISATION = 100e-6
 INSIDE = 10e-6
 """Assumed latency in seconds between two devices of one host."""
 
-_SUM = 3.0
+_SUM = 3.0  # reads two vectors and writes one
+# The passes q to encode and to decode.
 _PASSES = {
-    "bf16": (1.5, 1.5),
-    "int8": (1.25, 1.25),
-    "fp8_e4m3": (2.5, 1.6),
+    "bf16": (1.5, 1.5),  # reads 4 bytes and writes 2, or the reverse
+    "int8": (1.25, 1.25),  # reads 4 bytes and writes 1, or the reverse
+    "fp8_e4m3": (2.5, 1.6),  # measured
+    # Adds the residual, encodes the sum, decodes what it sends, and subtracts that.
     "int4": (3 + 3.2 + 1.8 + 3, 1.8),
-    "power_sgd": (9.0, 1.0),
+    # Adds the residual, multiplies the matrices twice, multiplies out what it sends,
+    # and subtracts that.
+    "power_sgd": (3 + 2 + 1 + 3.0, 1.0),
 }
 
 
 class Device(NamedTuple):
-    """The assumed speeds of one kind of device.
+    """The assumed speeds of one kind of device, in bytes per second."""
 
-    Attributes:
-      name: The device in words, with the source of its figures.
-      memory: Bytes that the device reads and writes in its memory per second.
-      inner: Bytes per second to the other devices of its host, in one direction.
-    """
-
-    name: str
-    memory: float
-    inner: float
+    name: str  # in words, with the source of its figures
+    memory: float  # reads and writes
+    inner: float  # to the other devices of its host, in one direction
     shares: Shares = Shares()
 
 
@@ -112,11 +96,10 @@ def assumed(
 
       $$s = M / (2 q)$$
 
-      bytes of float32 per second. bf16 takes 1.5 passes and int8 takes 1.25, for
-      encoding and for decoding each. fp8_e4m3 takes 2.5 passes to encode and 1.6 to
-      decode, int4 with error feedback takes 11 and 1.8, and power_sgd with error
-      feedback takes 9 and 1. An addition takes 3. The passes of fp8_e4m3 and int4
-      include the time in which a CPU core converts numbers.
+      bytes of float32 per second. Encoding and decoding take q = 1.5 and 1.5 passes
+      with bf16, 1.25 and 1.25 with int8, 2.5 and 1.6 with fp8_e4m3, 11 and 1.8 with
+      int4 and error feedback, and 9 and 1 with power_sgd and error feedback. An
+      addition takes 3.
     - A collective takes 100 microseconds in addition to its messages.
     - A message between two devices of one host has a latency of 10 microseconds.
     - On CPUs, devices that send and receive at the same time get the shares of a link

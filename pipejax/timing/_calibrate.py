@@ -1,8 +1,7 @@
 """Calibration: measures the speeds of the cluster that the program runs on.
 
-Exchanges without a codec are timed first, for several algorithms and sizes. Encoding,
-decoding and adding are then timed without any communication. All hosts do this at the
-same time, so that processes that share a core are measured while they share it.
+All hosts measure at the same time, so that processes that share a core are measured
+while they share it.
 """
 
 import statistics
@@ -18,21 +17,17 @@ from pipejax import collectives
 from pipejax.codecs import Codec
 
 from ._cluster import CodecSpeed
-from ._counts import FLOAT32, FORMS, Algorithm
+from ._counts import COST_MODELS
 from ._exchange import ExchangeCounts
 from ._fit import Fit, Sample, fit
 from ._leaves import square_leaves
+from ._rounds import FLOAT32, ROUNDS
 from ._stopwatch import Case, check_several, exchange_times, in_turn
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**21)
 """The vector sizes that `calibrate` exchanges by default, in elements of float32."""
-ALGORITHMS: tuple[Algorithm, ...] = (
-    "psum",
-    "ring",
-    "two_shot",
-    "halving_doubling",
-    "tree",
-)
+# All but the parameter server, whose link carries the vectors of all hosts.
+ALGORITHMS = tuple(name for name in ROUNDS if name != "parameter_server")
 
 
 def calibrate(
@@ -53,8 +48,7 @@ def calibrate(
        `pj.timing.fit`.
 
     Pass the result to `pj.timing.trust` to learn whether its predictions can be relied
-    on. Unlike `pj.timing.assumed`, this function needs the cluster. Unlike
-    `pj.timing.fit`, it measures the exchange times itself.
+    on.
 
     Args:
       mesh: A mesh with one device of each host.
@@ -62,8 +56,8 @@ def calibrate(
         `Cluster.codecs`.
       sizes: The lengths of the vectors that are exchanged, in elements of float32. Give
         at least two. Codecs and the addition are timed at about the largest one.
-      rounds: The number of times that each exchange and each codec is measured. The
-        fit uses the medians.
+      rounds: The number of times that each exchange and each codec is measured. The fit
+        uses the medians.
 
     Returns:
       The cluster with its fitted speeds, and the samples that they were fitted to.
@@ -87,7 +81,7 @@ def calibrate(
     samples = tuple(
         Sample(
             name,
-            ExchangeCounts(FORMS[algorithm](mesh.size, n, None)),
+            ExchangeCounts(COST_MODELS[algorithm](mesh.size, n, None)),
             tuple(times[name]),
             n,
         )
@@ -99,10 +93,9 @@ def calibrate(
 def core_speeds(
     mesh: Mesh, codecs: Mapping[str, Codec], elements: int, rounds: int
 ) -> tuple[float, dict[str, CodecSpeed]]:
-    """Measures how fast a device adds, encodes and decodes.
+    """Measures how fast a device adds float32, and how fast each codec is.
 
-    One device of each host works, on all hosts at the same time. Returns the bytes of
-    float32 that a device adds per second, and the speed of each codec.
+    One device of each host works, on all hosts at the same time.
     """
     x = jnp.arange(elements, dtype=jnp.float32)
     work, sizes = {"add": _call(jnp.add, x, x)}, {"add": elements}

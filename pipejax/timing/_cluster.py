@@ -1,9 +1,4 @@
-"""The description of a cluster that all timing models use: a few speeds.
-
-A message of n bytes takes `latency + n / bandwidth` seconds on a link. Everything else
-that costs time has a speed or a fixed cost too: adding float32 numbers, encoding and
-decoding payloads, and launching a collective.
-"""
+"""The description of a cluster that all timing models use: a few speeds."""
 
 import dataclasses
 import math
@@ -19,28 +14,16 @@ MOST = 10**9
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    r"""A network link with the same latency and bandwidth in both directions.
+    """A network link with the same latency and bandwidth in both directions.
 
-    A message of n bytes takes
-
-    $$\alpha + n \beta$$
-
-    seconds, where `alpha` is the latency and `1 / beta` is the bandwidth.
+    A message of n bytes takes `latency + n / bandwidth` seconds.
 
     Attributes:
-      latency: `alpha`, the time in seconds from sending the first byte of a message to
-        receiving it.
-      bandwidth: `1 / beta`, in bytes per second in each direction. `math.inf` is
-        allowed.
+      latency: Seconds from sending the first byte of a message to receiving it.
+      bandwidth: Bytes per second in each direction. `math.inf` is allowed.
 
     Raises:
       ValueError: If `latency` is negative or not finite, or `bandwidth` is not above 0.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> link = pj.timing.Link(latency=50e-6, bandwidth=125e6)  # 1 Gbit/s
-      >>> f"{1e3 * (link.latency + 1e6 / link.bandwidth):.2f} ms for 1 MB"
-      '8.05 ms for 1 MB'
     """
 
     latency: float
@@ -55,9 +38,8 @@ class Link:
 class CodecSpeed:
     """The speed of a codec on one device, in bytes of float32 per second.
 
-    Both speeds count the uncompressed bytes, 4 per element, and not the bytes of the
-    payload. Codecs that compress differently can then be compared directly. The default
-    of `math.inf` means that encoding and decoding take no time.
+    Both speeds count the uncompressed bytes, 4 per element, so that codecs of different
+    payloads can be compared. `math.inf` is for work that takes no time.
 
     Attributes:
       encode: Bytes of float32 that the device encodes per second.
@@ -65,12 +47,6 @@ class CodecSpeed:
 
     Raises:
       ValueError: If a speed is not above 0.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> speed = pj.timing.CodecSpeed(encode=2e9, decode=4e9)
-      >>> 4 * 10**6 / speed.encode  # seconds to encode a million elements
-      0.002
     """
 
     encode: float = math.inf
@@ -85,11 +61,9 @@ class CodecSpeed:
 class Shares:
     """The share of a link's bandwidth that a device gets while it sends and receives.
 
-    A device that sends and receives at the same time may get less than the bandwidth of
-    its link in each direction. How much less depends on the communication pattern. A
-    share of 1 means that the two directions of the link are independent. With Gloo,
-    which JAX uses between CPU processes, one device of a pair waits for the other, and
-    each gets about 1/2 of the bandwidth.
+    The share depends on the communication pattern. It is 1 if the two directions of the
+    link are independent. With Gloo, which JAX uses between CPU processes, one device of
+    a pair waits for the other, and each gets about 1/2 of the bandwidth.
 
     Attributes:
       pair: The share when two devices send to each other.
@@ -99,19 +73,6 @@ class Shares:
 
     Raises:
       ValueError: If a share is not above 0 and at most 1.
-
-    Examples:
-      A pair that gets half of the bandwidth takes twice as long:
-
-      >>> import pipejax as pj
-      >>> from pipejax.timing import Cluster, Link, Shares
-      >>> seconds = []
-      >>> for shares in (Shares(), Shares(pair=0.5)):
-      ...     cluster = Cluster(2, Link(0.0, 1e6), shares=shares)
-      ...     exchange = pj.timing.flat(cluster, "ring", 250_000)
-      ...     seconds.append(pj.timing.duration(cluster, exchange).wire)
-      >>> seconds
-      [1.0, 2.0]
     """
 
     pair: float = 1.0
@@ -132,36 +93,26 @@ class Shares:
 class Cluster:
     """A cluster of equal hosts, described by the speeds of its links and devices.
 
-    A cluster comes from `pj.timing.calibrate`, which measures it, from
-    `pj.timing.assumed`, which needs no measurement, or from speeds that the caller
-    knows.
+    `pj.timing.calibrate` measures a cluster, and `pj.timing.assumed` assumes its
+    speeds.
 
     Attributes:
-      hosts: The number of hosts.
+      hosts: The number of hosts, at most 10^9.
       link: The link from each host to all others. The devices of a host share it.
-      devices: The number of devices on each host.
+      devices: The number of devices on each host, at most 10^9.
       inner: The link between two devices of one host; `None` if each host has a single
         device.
       reduction: `1 / gamma`, the bytes of float32 that a device adds to others per
-        second. The default of `math.inf` means that additions take no time.
+        second; `math.inf` for additions that take no time.
       synchronisation: `S`, the seconds that each collective takes in addition to its
         messages: its launch, and the wait for the last device to arrive.
-      shares: The share of a link's bandwidth for each communication pattern in which
-        devices send and receive at the same time.
+      shares: The share of a link's bandwidth that a device gets while it sends and
+        receives.
       codecs: The speeds of codecs, under names that the caller chooses.
 
     Raises:
-      ValueError: If a count is not a whole number from 1 to 10^9, a time or a speed is
-        out of range, or `inner` is `None` with several devices per host.
-
-    Examples:
-      Four hosts on Ethernet of 1 Gbit/s, each with one device that adds 4 GB/s:
-
-      >>> import pipejax as pj
-      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6), reduction=4e9)
-      >>> exchange = pj.timing.flat(cluster, "ring", 4_000_000)
-      >>> f"{pj.timing.duration(cluster, exchange).total:.3f} s"
-      '0.195 s'
+      ValueError: If a count, a time or a speed is out of range, or `inner` is `None`
+        with several devices per host.
     """
 
     hosts: int

@@ -1,55 +1,29 @@
-"""Exchanges in closed form: counts on the busiest device, and the time they take.
-
-For p devices, n bytes of float32 on each and no codec:
-
-- ring: `2(p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma` seconds.
-- halving-doubling, p a power of two: the same with `2 log2(p)` latencies.
-- parameter server: `2 alpha + 2(p-1) n beta + (p-1) n gamma` seconds.
-
-`alpha` is the latency of a message, `beta` the seconds for a byte on the link, and
-`gamma` the seconds to add a byte of float32. Each collective takes S seconds more.
+"""Exchanges on a cluster: counts on the busiest device, and the time they take.
 
 Every duration is a sum of counts times costs, so that the costs can be fitted to
-measured times. The counts are those of `pipejax.collectives`. They include the zeros
-with which the collectives pad vectors.
-
-Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+measured times. Exchanges inside hosts and between them are counted separately.
 """
 
-from collections.abc import Sequence
+import dataclasses
 from typing import NamedTuple
 
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster, CodecSpeed, Link
-from ._counts import Algorithm, Counts, form_of
+from ._counts import SENT, Counts, counted
+from ._rounds import Algorithm
 
 
 class ExchangeCounts(NamedTuple):
     """The counts of an exchange, separately for links between hosts and inside hosts.
 
-    An exchange does not depend on the speeds of a cluster. `pj.timing.duration` turns
-    it into seconds.
-
     Attributes:
       between: The counts for the links between hosts.
       inside: The counts for the links between the devices of one host.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> ring = pj.timing.FORMS["ring"](4, 1000, None)
-      >>> pj.timing.ExchangeCounts(ring).between.wire  # bytes
-      6000
     """
 
     between: Counts = Counts()
     inside: Counts = Counts()
-
-    def plus(self, other: "ExchangeCounts") -> "ExchangeCounts":
-        """Returns the counts of both exchanges, run one after the other."""
-        return ExchangeCounts(
-            self.between.plus(other.between), self.inside.plus(other.inside)
-        )
 
 
 class Duration(NamedTuple):
@@ -61,12 +35,6 @@ class Duration(NamedTuple):
       reduction: Seconds to add vectors.
       codec: Seconds to encode and decode.
       synchronisation: Seconds to launch collectives and to wait for the last device.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> seconds = pj.timing.Duration(0.25, 1.0, 0.125, 0.5, 0.0)
-      >>> seconds.total, seconds.computed
-      (1.875, 0.625)
     """
 
     latency: float
@@ -89,7 +57,7 @@ class Duration(NamedTuple):
 def duration(
     cluster: Cluster, exchange: ExchangeCounts, codec: str | None = None
 ) -> Duration:
-    r"""Returns how long an exchange takes on a cluster.
+    r"""Returns how long an exchange takes, split by what the time is spent on.
 
     With m messages, b bytes on the wire, a bytes added and k collectives, an exchange
     without a codec takes
@@ -99,17 +67,14 @@ def duration(
     seconds. `alpha` and `1 / beta` are the latency and the bandwidth of the link,
     `1 / gamma` is `cluster.reduction`, and S is `cluster.synchronisation`. Bytes that a
     device sends while it receives cost `beta / share` (`pj.timing.Shares`). A codec
-    adds the time to encode and decode. With several devices per host, the seconds
-    inside hosts are added to those between hosts.
+    adds the time to encode and decode. The seconds inside hosts are added to those
+    between hosts.
 
     Args:
       cluster: The cluster with its speeds.
-      exchange: The counts of the exchange, from `flat`, `hierarchical` or `per_leaf`.
+      exchange: The counts of the exchange, from `flat` or `hierarchical`.
       codec: The name in `cluster.codecs` of the codec that the exchange uses. `None`
         counts no time for encoding and decoding.
-
-    Returns:
-      The seconds, split by what they are spent on.
 
     Raises:
       ValueError: If `codec` is not a key of `cluster.codecs`.
@@ -143,14 +108,10 @@ def duration(
 def _seconds(
     cluster: Cluster, link: Link, counts: Counts, speed: CodecSpeed
 ) -> Duration:
-    shares = cluster.shares
     # `wire` has these bytes once, as if they had all of the link. With a share s, they
     # take 1/s times as long, which is 1/s - 1 more.
-    waits = (
-        counts.paired * (1 / shares.pair - 1)
-        + counts.shifted * (1 / shares.shift - 1)
-        + counts.shuffled * (1 / shares.shuffle - 1)
-    )
+    shares = dataclasses.asdict(cluster.shares).items()
+    waits = sum(getattr(counts, name) * (1 / share - 1) for name, share in shares)
     return Duration(
         latency=counts.messages * link.latency,
         wire=(counts.wire + waits) / link.bandwidth,
@@ -165,10 +126,9 @@ def flat(
 ) -> ExchangeCounts:
     """Counts an all-reduce over all devices that ignores which host they are on.
 
-    Ranks go host by host: the first `cluster.devices` ranks are on the first host. With
-    several hosts of several devices, only the bytes that cross a host's link are
-    counted, and not those between the devices of one host. `hierarchical` instead
-    reduces inside each host first.
+    Ranks go host by host. With several hosts of several devices, only the bytes that
+    cross a host's link are counted. `hierarchical` instead reduces inside each host
+    first.
 
     Args:
       cluster: The cluster, for its number of hosts and devices.
@@ -181,7 +141,7 @@ def flat(
       several devices, and `between` in all other cases.
 
     Raises:
-      ValueError: If `algorithm` is not a key of `pj.timing.FORMS`.
+      ValueError: If `algorithm` is not a key of `pj.timing.COST_MODELS`.
 
     Examples:
       >>> import pipejax as pj
@@ -194,10 +154,8 @@ def flat(
     References:
       Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005,
       https://doi.org/10.1177/1094342005051521
-
-      Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
-    counts = form_of(algorithm)(cluster.hosts * cluster.devices, n, codec)
+    counts = counted(algorithm, cluster.hosts * cluster.devices, n, codec)
     if cluster.devices == 1:
         return ExchangeCounts(counts)
     if cluster.hosts == 1:
@@ -208,12 +166,8 @@ def flat(
 
 def _through_one_link(counts: Counts, devices: float) -> Counts:
     """Multiplies the bytes of one device by the devices that share a host's link."""
-    return counts._replace(
-        wire=counts.wire * devices,
-        paired=counts.paired * devices,
-        shifted=counts.shifted * devices,
-        shuffled=counts.shuffled * devices,
-    )
+    sent = {name: devices * getattr(counts, name) for name in SENT}
+    return counts._replace(**sent)
 
 
 def _crossing(algorithm: Algorithm, hosts: int, devices: int) -> float:
@@ -246,8 +200,7 @@ def hierarchical(
 
     With d devices per host, each device exchanges a d-th of the vector with the other
     hosts. A host's link therefore carries the all-reduce of one vector, whatever d is.
-    The exchange inside hosts uses no codec. `flat` instead counts a single all-reduce
-    over all devices.
+    The exchange inside hosts uses no codec.
 
     Args:
       cluster: The cluster, for its number of hosts and devices.
@@ -260,7 +213,7 @@ def hierarchical(
       The counts at the busiest device, inside hosts and between them.
 
     Raises:
-      ValueError: If `outer` or `inner` is not a key of `pj.timing.FORMS`.
+      ValueError: If `outer` or `inner` is not a key of `pj.timing.COST_MODELS`.
 
     Examples:
       For two hosts with 8 devices each, a flat two-shot sends 8 times as many bytes
@@ -279,42 +232,7 @@ def hierarchical(
       Cho et al., BlueConnect, MLSys 2019,
       https://proceedings.mlsys.org/paper_files/paper/2019/hash/0c8abcf158ed12d0dd94480681186fda-Abstract.html
     """
-    inside = form_of(inner)(cluster.devices, n, None)
+    inside = counted(inner, cluster.devices, n, None)
     piece = -(-n // cluster.devices)
-    between = form_of(outer)(cluster.hosts, piece, codec)
+    between = counted(outer, cluster.hosts, piece, codec)
     return ExchangeCounts(_through_one_link(between, cluster.devices), inside)
-
-
-def per_leaf(
-    cluster: Cluster,
-    algorithm: Algorithm,
-    sizes: Sequence[int],
-    codec: Codec | None = None,
-) -> ExchangeCounts:
-    """Counts a separate all-reduce for each leaf of the gradient, one after another.
-
-    Unlike `flat` on the whole gradient, every leaf costs its own latencies and
-    collectives.
-
-    Args:
-      cluster: The cluster, for its number of hosts and devices.
-      algorithm: The name of the algorithm in `pj.collectives`.
-      sizes: The number of float32 elements of each leaf.
-      codec: The codec of the payloads; `None` sends float32.
-
-    Returns:
-      The sum of the counts of all leaves.
-
-    Raises:
-      ValueError: If `algorithm` is not a key of `pj.timing.FORMS`.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
-      >>> pj.timing.per_leaf(cluster, "ring", [4096, 64, 1024]).between.messages
-      18
-    """
-    total = ExchangeCounts()
-    for n in sizes:
-        total = total.plus(flat(cluster, algorithm, n, codec))
-    return total

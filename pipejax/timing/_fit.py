@@ -1,18 +1,4 @@
-r"""The speeds of a cluster, fitted to exchange times that were measured on it.
-
-The model of an exchange without a codec is that of `pj.timing.duration`:
-
-$$t = m \alpha + k S + (b + \sum_i (1/s_i - 1) b_i) \beta + a \gamma$$
-
-- t: the seconds of the exchange.
-- m, k, b, a: its messages, collectives, bytes on the wire and bytes added.
-- `b_i`: the part of b in communication pattern i, where i is pair, shift or shuffle.
-- `s_i`: the share of the bandwidth that a device gets in this pattern
-  (`pj.timing.Shares`).
-- `alpha`, S and `beta`: latency, synchronisation and seconds per byte.
-- `gamma`: the seconds to add a byte of float32.
-
-`alpha`, S, `beta` and `s_i` are fitted. `gamma` is measured separately.
+"""The speeds of a cluster, fitted to exchange times that were measured on it.
 
 The fit minimises the errors of log t over algorithms and sizes by least squares. An
 error of 1 ms in 10 ms therefore counts as much as an error of 1 s in 10 s. A time that
@@ -30,7 +16,7 @@ import numpy as np
 from ._cluster import Cluster, CodecSpeed, Link, Shares
 from ._exchange import ExchangeCounts, duration
 
-COSTS = ("messages", "collectives", "wire", "paired", "shifted", "shuffled")
+COSTS = ("messages", "collectives", "wire", "pair", "shift", "shuffle")
 # The relative error expected of a model with so few numbers. The spread of the measured
 # times comes on top.
 MODEL = 0.05
@@ -44,12 +30,6 @@ class Sample(NamedTuple):
       exchange: The counts of the exchange.
       times: The seconds that it took in each measurement round.
       elements: The length of the vector in elements of float32; `None` if unknown.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> exchange = pj.timing.ExchangeCounts(pj.timing.FORMS["ring"](4, 2**20, None))
-      >>> pj.timing.Sample("ring", exchange, times=(0.052, 0.051, 0.055)).seconds
-      0.052
     """
 
     name: str
@@ -74,8 +54,7 @@ class Sample(NamedTuple):
 class Fit(NamedTuple):
     """A fitted cluster, with the samples that it was fitted to.
 
-    `str(fit)` is a table of the speeds and of measured and predicted times. Use
-    `pj.timing.trust` to judge whether predictions from the fit can be relied on.
+    `str(fit)` is a table of the speeds and of measured and predicted times.
 
     Attributes:
       cluster: The cluster with its fitted speeds.
@@ -137,19 +116,16 @@ def fit(
 ) -> Fit:
     r"""Fits latency, bandwidth, shares and synchronisation to measured exchange times.
 
-    The model is that of `pj.timing.duration`. With m messages, k collectives, b bytes
-    on the wire, `b_i` of them in the communication pattern with the share `s_i`, and a
-    bytes added, an exchange takes
+    The model is that of `pj.timing.duration`. With m messages, k collectives, a bytes
+    added and b bytes on the wire, `b_i` of them in the communication pattern with the
+    share `s_i` (`pj.timing.Shares`), an exchange takes
 
     $$t = m \alpha + k S + (b + \sum_i (1/s_i - 1) b_i) \beta + a \gamma$$
 
     seconds. The fit finds the latency `alpha`, the synchronisation S, the bandwidth
     `1 / beta` and the shares `s_i`. It minimises the relative errors of all samples by
-    robust least squares, so that short exchanges count as much as long ones. A sample
-    whose times vary counts less.
-
-    Use `pj.timing.calibrate` to measure the samples and fit them in one call. Use this
-    function for times that were measured in another way.
+    robust least squares. A sample whose times vary counts less.
+    `pj.timing.calibrate` measures the samples and fits them in one call.
 
     Args:
       hosts: The number of hosts, each with one device.
@@ -169,13 +145,13 @@ def fit(
       Times that are computed from a bandwidth of 500 Mbit/s give it back:
 
       >>> import pipejax as pj
-      >>> from pipejax.timing import FORMS, Cluster, ExchangeCounts, Link
+      >>> from pipejax.timing import COST_MODELS, Cluster, ExchangeCounts, Link
       >>> from pipejax.timing import Sample, Shares
       >>> shares = Shares(pair=0.6, shift=0.9, shuffle=0.7)
       >>> link = Link(2e-4, 62.5e6)
       >>> known = Cluster(4, link, synchronisation=5e-4, shares=shares)
       >>> samples = []
-      >>> for name, form in FORMS.items():
+      >>> for name, form in COST_MODELS.items():
       ...     for n in (2**10, 2**14, 2**18, 2**22):
       ...         exchange = ExchangeCounts(form(4, n, None))
       ...         seconds = pj.timing.duration(known, exchange).total

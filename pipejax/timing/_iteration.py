@@ -1,15 +1,9 @@
 """The time of a training step in closed form, for each way to exchange gradients.
 
-A step computes for c seconds and exchanges gradients for x seconds:
-
-- A synchronous step does one after the other: `c + x`.
-- A synchronous step that overlaps the exchange with the backward pass takes at least
-  `forward + max(backward, x) + update`. With buckets it takes a little longer.
-- Pipe-SGD at width 2 takes `max(c, x)`. It is at most 2 times as fast as the first of
-  these steps, and at most 4/3 times as fast as the overlapped one if the backward pass
-  takes two thirds of c. Weight prediction adds the time of an update to c.
-
-Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
+Let a step compute for c seconds and exchange gradients for x seconds. Pipe-SGD at width
+2 takes `max(c, x)`. It is at most 2 times as fast as a step that computes and then
+exchanges, `c + x`, and at most 4/3 times as fast as one that overlaps the exchange with
+a backward pass of two thirds of c.
 """
 
 import dataclasses
@@ -17,8 +11,7 @@ import math
 
 from pipejax._internal.integers import is_integer
 
-from ._cluster import Cluster, check_seconds
-from ._counts import FLOAT32
+from ._cluster import check_seconds
 from ._exchange import Duration
 
 
@@ -33,11 +26,6 @@ class Compute:
 
     Raises:
       ValueError: If a time is negative or not finite.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> pj.timing.Compute(forward=0.25, backward=0.5, update=0.125).total
-      0.875
     """
 
     forward: float
@@ -66,34 +54,55 @@ class Compute:
         return self.forward + self.backward + self.update
 
 
-def synchronous_step_time(compute: Compute, exchange: Duration) -> float:
-    """Returns the seconds of a synchronous step that computes and then exchanges.
+def synchronous_step_time(
+    compute: Compute, exchange: Duration, buckets: int = 1
+) -> float:
+    r"""Returns the seconds of a synchronous step that exchanges B buckets of gradients.
 
-    With c the compute time and x the exchange time,
+    Each bucket is exchanged as soon as the backward pass has computed it and the bucket
+    before it is exchanged. With f, b and u the seconds of forward pass, backward pass
+    and update, and x the time to exchange one bucket,
 
-    $$t = c + x$$
+    $$t = f + \max(b / B + B x, b + x) + u$$
 
-    The paper calls this PS-Sync if the exchange uses a parameter server, and D-Sync if
-    it uses a decentralized all-reduce. Use `overlapped_step_time` or
-    `bucketed_step_time` for a step that exchanges gradients during the backward pass.
+    The first term of the maximum is a link that is always busy after the first bucket.
+    The second term is a last bucket that waits for the backward pass only. With one
+    bucket, the step computes and then exchanges. The paper calls this PS-Sync if the
+    exchange uses a parameter server, and D-Sync if it uses a decentralized all-reduce.
+    With many buckets, t approaches `overlapped_step_time`, until the latencies of all
+    the buckets outweigh the gain.
 
     Args:
-      compute: The compute times of a step; c is `compute.total`.
-      exchange: The exchange of a gradient; x is `exchange.total`.
+      compute: The compute times f, b and u of a step. The backward pass is assumed to
+        compute each bucket in the same time, `b / B`.
+      exchange: The exchange of one bucket; x is `exchange.total`.
+      buckets: The number B of equal buckets.
 
-    Returns:
-      The seconds of a step.
+    Raises:
+      ValueError: If `buckets` is not a whole number above 0.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> compute = pj.timing.Compute(0.25, 0.5)
+      >>> exchange = pj.timing.Duration(0, 0.5, 0, 0, 0)  # 0.5 s on the wire
+      >>> pj.timing.synchronous_step_time(compute, exchange)
+      1.25
+      >>> bucket = pj.timing.Duration(0, 0.125, 0, 0, 0)
+      >>> pj.timing.synchronous_step_time(compute, bucket, 4)
+      0.875
 
     References:
       Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 
-    Examples:
-      >>> import pipejax as pj
-      >>> exchange = pj.timing.Duration(0, 0.5, 0, 0, 0)  # 0.5 s on the wire
-      >>> pj.timing.synchronous_step_time(pj.timing.Compute(0.25, 0.5), exchange)
-      1.25
+      Li et al., PyTorch Distributed, 2020, https://arxiv.org/abs/2006.15704
     """
-    return compute.total + exchange.total
+    if not is_integer(buckets, 1):
+        raise ValueError(f"`buckets` must be a whole number above 0, got {buckets!r}.")
+    # The link waits for the first bucket, and is never idle after that.
+    busy = compute.backward / buckets + buckets * exchange.total
+    # The link keeps up with the backward pass, so the last bucket starts at its end.
+    last = compute.backward + exchange.total
+    return compute.forward + max(busy, last) + compute.update
 
 
 def overlapped_step_time(compute: Compute, exchange: Duration) -> float:
@@ -105,71 +114,17 @@ def overlapped_step_time(compute: Compute, exchange: Duration) -> float:
     $$t = f + \max(b, x) + u$$
 
     A real step takes longer, because no gradient is ready at the start of the backward
-    pass. `bucketed_step_time` models this. Unlike `pipelined_step_time`, the exchange
-    can hide behind the backward pass only, and not behind all of the compute.
+    pass; see `synchronous_step_time` with buckets.
 
     Args:
       compute: The compute times f, b and u of a step.
       exchange: The exchange of a gradient; x is `exchange.total`.
-
-    Returns:
-      The seconds of a step, at best.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> exchange = pj.timing.Duration(0, 0.75, 0, 0, 0)  # 0.75 s on the wire
-      >>> pj.timing.overlapped_step_time(pj.timing.Compute(0.25, 0.5), exchange)
-      1.0
 
     References:
       Li et al., PyTorch Distributed, 2020, https://arxiv.org/abs/2006.15704
     """
     beside = max(compute.backward, exchange.total)
     return compute.forward + beside + compute.update
-
-
-def bucketed_step_time(compute: Compute, exchange: Duration, buckets: int) -> float:
-    r"""Returns the seconds of a synchronous step that exchanges B buckets of gradients.
-
-    Each bucket is exchanged as soon as the backward pass has computed it and the bucket
-    before it is exchanged. With f, b and u the seconds of forward pass, backward pass
-    and update, and x the time to exchange one bucket,
-
-    $$t = f + \max(b / B + B x, b + x) + u$$
-
-    The first term of the maximum is a link that is always busy after the first bucket.
-    The second term is a last bucket that waits for the backward pass only. With one
-    bucket this is `synchronous_step_time`. With many it approaches
-    `overlapped_step_time`, until the latencies of all the buckets outweigh the gain.
-
-    Args:
-      compute: The compute times f, b and u of a step. The backward pass is assumed to
-        compute each bucket in the same time, `b / B`.
-      exchange: The exchange of one bucket; x is `exchange.total`.
-      buckets: The number B of equal buckets.
-
-    Returns:
-      The seconds of a step.
-
-    Raises:
-      ValueError: If `buckets` is not a whole number above 0.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> bucket = pj.timing.Duration(0, 0.125, 0, 0, 0)  # 0.125 s on the wire
-      >>> pj.timing.bucketed_step_time(pj.timing.Compute(0.25, 0.5), bucket, 4)
-      0.875
-
-    References:
-      Li et al., PyTorch Distributed, 2020, https://arxiv.org/abs/2006.15704
-    """
-    if not is_integer(buckets, 1):
-        raise ValueError(f"`buckets` must be a whole number above 0, got {buckets!r}.")
-    # The link waits for the first bucket, and is never idle after that.
-    busy = compute.backward / buckets + buckets * exchange.total
-    # The link keeps up with the backward pass, so the last bucket starts at its end.
-    last = compute.backward + exchange.total
-    return compute.forward + max(busy, last) + compute.update
 
 
 def pipelined_step_time(
@@ -202,9 +157,6 @@ def pipelined_step_time(
         model, as on a CPU. They then also count as compute: `exchange.computed` is
         added to c.
 
-    Returns:
-      The seconds of a step.
-
     Raises:
       ValueError: If `width` is not a whole number above 0.
 
@@ -229,59 +181,12 @@ def pipelined_step_time(
     return max(compute.total + ahead + also, exchange.total)
 
 
-def asynchronous_step_time(cluster: Cluster, compute: Compute, n: int) -> float:
-    r"""Returns the seconds in which PS-Async applies one gradient of every worker.
-
-    In the paper's PS-Async, each worker pulls the parameters from the server, computes,
-    and pushes its gradient, without waiting for any other worker. The server is also a
-    worker. It adds every gradient, and its link carries the parameters and gradients of
-    all other workers. With p workers, c the compute time, and s bytes of gradient,
-
-    $$t = \max(c + 2 (\alpha + s \beta), (p - 1) s \beta, (p - 1) s \gamma)$$
-
-    The three terms are the cycle of one worker, the server's link and the server's
-    additions. `alpha` and `1 / beta` are the latency and the bandwidth of
-    `cluster.link`, and `1 / gamma` is `cluster.reduction`. A single worker takes c.
-
-    Unlike in `pipelined_step_time`, the delay of a gradient is not fixed. Other workers
-    have changed the parameters that a gradient was taken at p - 1 times on average.
-
-    Args:
-      cluster: A cluster with one device per host; p is `cluster.hosts`.
-      compute: The compute times of a step; c is `compute.total`.
-      n: The number of float32 elements of a gradient; s is 4 n bytes.
-
-    Returns:
-      The seconds in which every worker has had one gradient applied.
-
-    References:
-      Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
-
-    Examples:
-      >>> import pipejax as pj
-      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(0.0, 4e6))
-      >>> compute = pj.timing.Compute(1.0, 2.0, 0.5)
-      >>> pj.timing.asynchronous_step_time(cluster, compute, 10**6)
-      5.5
-    """
-    size, others = FLOAT32 * n, cluster.hosts - 1
-    alone = compute.total
-    if others:
-        # The pull of the parameters, and the push of a gradient of the same size.
-        alone += 2 * (cluster.link.latency + size / cluster.link.bandwidth)
-    return max(
-        alone,
-        others * size / cluster.link.bandwidth,
-        others * size / cluster.reduction,
-    )
-
-
 def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
     r"""Returns the largest speedups that pipelining can have over synchronous steps.
 
-    The step time of the pipeline is taken as `max(c, x)`, with c the compute time and x
-    the exchange time. With f, b and u the seconds of forward pass, backward pass and
-    update, the speedups over a synchronous step and over an overlapped one are
+    With c the compute time, x the exchange time, and f, b and u the seconds of forward
+    pass, backward pass and update, the speedups of a step of `max(c, x)` seconds over a
+    synchronous step and over an overlapped one are
 
     $$(c + x) / \max(c, x)$$
 
@@ -319,7 +224,7 @@ def batch_to_hide(
     weight_prediction: bool = True,
     one_core: bool = False,
 ) -> float:
-    r"""Returns the smallest factor on the batch size that hides the exchange.
+    """Returns the smallest factor on the batch size that hides the exchange.
 
     Forward and backward pass take m times as long for m times as many examples. The
     update and the exchange take as long as before. At width K with weight prediction,
@@ -329,8 +234,8 @@ def batch_to_hide(
 
     with f, b and u the seconds of forward pass, backward pass and update, x the
     exchange time, and d the seconds that codec and additions take on the core that
-    computes the model (0 without `one_core`). A step with a smaller batch takes x, so
-    that its batch can grow at no cost in time. With a larger batch the link idles.
+    computes the model (0 without `one_core`). A smaller batch can grow at no cost in
+    time. With a larger batch the link idles.
 
     Args:
       compute: The compute times f, b and u of a step with the current batch.
@@ -368,27 +273,3 @@ def batch_to_hide(
     if left <= 0:
         return 0.0
     return left / passes if passes else math.inf
-
-
-def efficiency(alone: float, step: float) -> float:
-    """Returns the efficiency of scaling to p devices with a fixed batch per device.
-
-    The efficiency is the throughput of p devices, as a share of p times the throughput
-    of one device. If a step takes `t_1` seconds on one device and `t_p` on p devices,
-
-    $$e = t_1 / t_p$$
-
-    Args:
-      alone: `t_1`, the seconds of a step on one device, which exchanges nothing.
-      step: `t_p`, the seconds of a step on p devices, each with as large a batch as the
-        single device.
-
-    Returns:
-      The efficiency, 1 if the exchange is completely hidden.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> pj.timing.efficiency(alone=0.75, step=1.0)
-      0.75
-    """
-    return alone / step

@@ -8,18 +8,13 @@ SIDE = 1024
 def square_leaves(elements: int) -> Shapes:
     """Returns leaves with a given number of elements, mostly matrices of 1,024 x 1,024.
 
-    The rows that are left over form a smaller matrix, and the rest forms a vector.
-
-    The payload of `power_sgd` depends on the shapes of the leaves. At rank r, a square
-    matrix with s rows is sent as `2 r s` numbers instead of `s^2`. The assumption is
-    therefore pessimistic for a model with larger matrices. Pass the model's own shapes
-    to `pj.timing.plan` if they are known.
+    The rows that are left over form a smaller matrix, and the rest forms a vector. The
+    payload of `power_sgd` depends on these shapes: at rank r, a square matrix with s
+    rows is sent as `2 r s` numbers instead of `s^2`. The assumption is therefore
+    pessimistic for a model with larger matrices.
 
     Args:
       elements: The number of elements of the gradient.
-
-    Returns:
-      The shapes of the leaves.
 
     Examples:
       >>> import pipejax as pj

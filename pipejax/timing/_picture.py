@@ -16,7 +16,7 @@ def picture(
 
     Args:
       curves: The curves that `pj.timing.scaling` returns, by their titles in the
-        legend. Each maps a number of hosts to an efficiency.
+        legend.
       path: The file to write. Its extension, such as `.png` or `.svg`, chooses the
         format.
 
@@ -44,7 +44,7 @@ class Panel(NamedTuple):
       profiles: The profiles that `pj.timing.profile` returned, by the names of the
         all-reduces. All panels of a picture must have the same names.
       limits: The seconds that the bytes of an all-reduce take on the wire, by its name.
-        The picture marks them as limits. A name may be missing.
+        A black mark on its bar shows them. A name may be missing.
     """
 
     title: str
@@ -55,12 +55,9 @@ class Panel(NamedTuple):
 def profile_picture(panels: Sequence[Panel], path: str | os.PathLike[str]) -> None:
     """Draws each all-reduce as a bar that is stacked from its phases, and saves it.
 
-    A black mark on the bar shows the time that the bytes take on the wire.
-
     Args:
       panels: The panels, drawn side by side, for example one for each cluster.
-      path: The file to write. Its extension, such as `.png` or `.svg`, chooses the
-        format.
+      path: The file to write. Its extension chooses the format.
 
     Raises:
       ImportError: If matplotlib is not installed.

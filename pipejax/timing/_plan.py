@@ -1,8 +1,5 @@
 """Plans: ranks ways to train by the time that a step should take.
 
-A way to train is a width, an algorithm, a codec and a number of buckets
-(`pj.timing.Way`).
-
 Several buckets are for synchronous steps only. A train step that the user writes can
 exchange each bucket with a `pmean` of its own during the backward pass. Above width 1
 there is a single bucket, because its exchange has a whole step of time.
@@ -16,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._counts import FLOAT32, FORMS, Piece, compatible
+from ._config import RankedConfig, TrainConfig
+from ._counts import COST_MODELS, compatible
 from ._exchange import Duration
-from ._iteration import Compute, efficiency, overlapped_step_time, synchronous_step_time
+from ._iteration import Compute, overlapped_step_time, synchronous_step_time
 from ._leaves import Shapes, square_leaves
-from ._way import Choice, Way
+from ._rounds import FLOAT32, Piece
 
 HOSTS = tuple(2**i for i in range(13))  # 1 to 4,096
 # Step times that differ by at most this ratio count as equal. The simpler way is then
@@ -38,13 +36,12 @@ def plan(
     *,
     one_core: bool = False,
     leaves: Shapes | None = None,
-) -> list[Choice]:
+) -> list[RankedConfig]:
     """Ranks every way to train by its step time, the shortest first.
 
-    The ways are all combinations of width, algorithm, codec and number of buckets. With
-    several hosts of several devices, each algorithm is considered both over all devices
-    (`flat`) and between hosts (`hierarchical`). Combinations that are not `compatible`
-    are left out.
+    The ways are all `compatible` combinations of width, algorithm, codec and number of
+    buckets. With several hosts of several devices, each algorithm is considered both
+    over all devices (`flat`) and between hosts (`hierarchical`).
 
     Ways whose step times differ by at most 1 % are ranked by simplicity: first the
     smaller width, then fewer buckets, then the codec that drops fewer bits, then an
@@ -64,17 +61,16 @@ def plan(
       one_core: Whether the codec and the additions run on the core that computes the
         model, as on a CPU. They then count as compute at widths above 1.
       leaves: The shapes of the gradient's leaves, on which the payload of `power_sgd`
-        depends. `None` assumes the leaves of `pj.timing.square_leaves`, mostly matrices
-        of 1,024 x 1,024.
+        depends. `None` assumes those of `pj.timing.square_leaves`.
 
     Returns:
-      All ways with their step times, and their gains over D-Sync (`Choice.gains`). The
-      first is the one to choose.
+      All ways with their step times, and their gains over D-Sync
+      (`RankedConfig.gains`).
 
     Raises:
       ValueError: If a codec has no speed in `cluster.codecs`, `leaves` do not have
-        `elements` elements in all, a width or a number of buckets is below 1, or a
-        time is not finite.
+        `elements` elements in all, a width or a number of buckets is below 1, or a time
+        is not finite.
 
     Examples:
       A gradient of 16 MB on four hosts, with links of 1 Gbit/s and 0.25 s of compute:
@@ -82,15 +78,15 @@ def plan(
       >>> import pipejax as pj
       >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
       >>> choices = pj.timing.plan(cluster, 4_000_000, pj.timing.Compute.of(0.25))
-      >>> print(choices[0].way)
+      >>> print(choices[0].config)
       width 2, halving_doubling, all bits
       >>> f"{choices[0].step:.3f} s"
       '0.250 s'
     """
     known = _known(codecs, elements, leaves)
-    ways = [
-        Way(width, algorithm, name, levels, count)
-        for (name, codec), algorithm in itertools.product(known.items(), FORMS)
+    configs = [
+        TrainConfig(width, algorithm, name, levels, count)
+        for (name, codec), algorithm in itertools.product(known.items(), COST_MODELS)
         for levels in _levels(cluster)
         if compatible(algorithm, codec, levels=levels)
         for width in widths
@@ -101,16 +97,18 @@ def plan(
     d_sync = synchronous_step_time(compute, exact)
     beside = overlapped_step_time(compute, exact)
     found = []
-    for way in ways:
-        exchange = way.exchange(cluster, elements, known[way.codec])
-        step = way.step(compute, exchange, one_core=one_core)
+    for config in configs:
+        exchange = config.exchange(cluster, elements, known[config.codec])
+        step = config.step(compute, exchange, one_core=one_core)
         if not math.isfinite(step):
             raise ValueError(
                 "`cluster` must have times, speeds and shares with which every step"
-                f" takes a finite time; got {step} s for {way}. Correct what is too"
+                f" takes a finite time; got {step} s for {config}. Correct what is too"
                 f" slow: {cluster!r:.500}"
             )
-        found.append(Choice(way, exchange, step, compute.total, d_sync, beside))
+        found.append(
+            RankedConfig(config, exchange, step, compute.total, d_sync, beside)
+        )
     dropped = {
         name: 1 - Piece.of(elements, 1, codec).payload / (FLOAT32 * elements)
         for name, codec in known.items()
@@ -120,7 +118,7 @@ def plan(
 
 def scaling(
     cluster: Cluster,
-    way: Way,
+    config: TrainConfig,
     elements: int,
     compute: Compute,
     codecs: Mapping[str, Codec] | None = None,
@@ -131,47 +129,47 @@ def scaling(
 ) -> dict[int, float]:
     """Returns the scaling efficiency of a way to train, for several numbers of hosts.
 
-    The batch per device is fixed; see `pj.timing.efficiency`. `plan` compares ways on
-    one cluster, whereas this function follows a single way to larger clusters.
+    The batch per device is fixed. With c the compute time and t the step time, the
+    efficiency is `c / t`: the throughput of p devices, as a share of p times that of
+    one device alone.
 
     Args:
       cluster: The cluster with its speeds. Its number of hosts is not used.
-      way: The way to train, for example `plan(...)[0].way`.
+      config: The way to train, for example `plan(...)[0].config`.
       elements: The number of float32 elements of a gradient.
       compute: The compute times of a step.
-      codecs: The codecs by name, as in `plan`. They must contain the codec of `way`.
+      codecs: The codecs by name, as in `plan`. They must contain the codec of `config`.
       hosts: The numbers of hosts. The default is the powers of two up to 4,096.
-      one_core: Whether the codec and the additions run on the core that computes the
-        model, as in `plan`.
+      one_core: Whether codec and additions run on the core of the model, as in `plan`.
       leaves: The shapes of the gradient's leaves, as in `plan`.
 
     Returns:
       The efficiency by the number of hosts; 1 means that the exchange costs no time.
 
     Raises:
-      ValueError: If `codecs` do not contain the codec of `way`, or `leaves` do not have
-        `elements` elements in all.
+      ValueError: If `codecs` do not contain the codec of `config`, or `leaves` do not
+        have `elements` elements in all.
 
     Examples:
       >>> import pipejax as pj
       >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
-      >>> compute, way = pj.timing.Compute.of(0.25), pj.timing.Way(1, "ring")
-      >>> curve = pj.timing.scaling(cluster, way, 4_000_000, compute, hosts=(1, 2, 4))
+      >>> compute, config = pj.timing.Compute.of(0.25), pj.timing.TrainConfig(1, "ring")
+      >>> curve = pj.timing.scaling(cluster, config, 4_000_000, compute, hosts=(1, 4))
       >>> {hosts: round(share, 2) for hosts, share in curve.items()}
-      {1: 1.0, 2: 0.66, 4: 0.57}
+      {1: 1.0, 4: 0.57}
     """
     known = _known(codecs, elements, leaves)
-    if way.codec not in known:
+    if config.codec not in known:
         raise ValueError(
-            f"`codecs` must contain the codec of `way`, {way.codec!r}; got"
+            f"`codecs` must contain the codec of `config`, {config.codec!r}; got"
             f" {sorted(codecs or {})}. Give the codecs that `plan` was given."
         )
     curve = {}
     for count in hosts:
         many = dataclasses.replace(cluster, hosts=count)
-        exchange = way.exchange(many, elements, known[way.codec])
-        step = way.step(compute, exchange, one_core=one_core)
-        curve[count] = efficiency(compute.total, step)
+        exchange = config.exchange(many, elements, known[config.codec])
+        step = config.step(compute, exchange, one_core=one_core)
+        curve[count] = compute.total / step
     return curve
 
 
@@ -182,12 +180,12 @@ def _levels(cluster: Cluster) -> tuple[bool, ...]:
 
 def _exact(cluster: Cluster, elements: int) -> Duration:
     """Returns the duration of the fastest exchange without a codec."""
-    ways = [
-        Way(1, algorithm, levels=levels)
-        for algorithm in FORMS
+    configs = [
+        TrainConfig(1, algorithm, levels=levels)
+        for algorithm in COST_MODELS
         for levels in _levels(cluster)
     ]
-    exchanges = [way.exchange(cluster, elements, None) for way in ways]
+    exchanges = [config.exchange(cluster, elements, None) for config in configs]
     return min(exchanges, key=lambda exchange: exchange.total)
 
 
@@ -207,12 +205,14 @@ def _known(
     return found
 
 
-def _ranked(choices: list[Choice], dropped: Mapping[str | None, float]) -> list[Choice]:
+def _ranked(
+    choices: list[RankedConfig], dropped: Mapping[str | None, float]
+) -> list[RankedConfig]:
     """Sorts by step time, and by simplicity where step times count as equal."""
 
-    def simplicity(choice: Choice) -> tuple[int, int, float, bool, float]:
-        way, total = choice.way, choice.exchange.total
-        return way.width, way.buckets, dropped[way.codec], way.levels, total
+    def simplicity(choice: RankedConfig) -> tuple[int, int, float, bool, float]:
+        config, total = choice.config, choice.exchange.total
+        return config.width, config.buckets, dropped[config.codec], config.levels, total
 
     # Each group reaches from its fastest way to ways that are 1 % slower. A chain of
     # nearly equal ways is therefore cut, and never spans more than that.

@@ -1,10 +1,4 @@
-"""Profiles: how long an all-reduce spends on encoding, waiting, bytes and additions.
-
-The phases of an all-reduce run one after another, each as a program of its own. The
-devices meet at a barrier before each collective. The time in the barrier is spent on
-waiting for other devices, and the time after it on the wire. The same phases with a
-vector of one element show the time that launching programs and messages takes.
-"""
+"""Profiles: how long an all-reduce spends on encoding, waiting, bytes and additions."""
 
 import functools
 import time

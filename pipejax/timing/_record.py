@@ -2,23 +2,21 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ._cluster import Cluster, CodecSpeed, Link, Shares
 
 T = TypeVar("T")
-Read = Callable[[Any, str], Any]
 
 # Fields that are infinite for work that takes no time. JSON has no infinity, so that a
 # record has `None` in its place.
 _SPEEDS = ("bandwidth", "reduction", "encode", "decode")
+_PARTS = {"link": Link, "inner": Link, "shares": Shares}  # records of their own
 
 
 def as_json(cluster: Cluster) -> dict[str, Any]:
-    """Converts a cluster to a record of types that JSON has.
-
-    `from_json` converts the record back.
+    """Converts a cluster to a record of types that JSON has; see `from_json`.
 
     Args:
       cluster: The cluster.
@@ -26,12 +24,6 @@ def as_json(cluster: Cluster) -> dict[str, Any]:
     Returns:
       A dictionary with the fields of the cluster. An infinite speed becomes `None`,
       because JSON has no infinity.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> record = pj.timing.as_json(pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6)))
-      >>> record["link"], record["reduction"]
-      ({'latency': 5e-05, 'bandwidth': 125000000.0}, None)
     """
     return _finite(dataclasses.asdict(cluster))
 
@@ -56,15 +48,7 @@ def from_json(record: Mapping[str, Any]) -> Cluster:
       >>> pj.timing.from_json(record).link
       Link(latency=5e-05, bandwidth=125000000.0)
     """
-    return _made(
-        Cluster,
-        record,
-        "cluster",
-        link=lambda value, where: _made(Link, value, where),
-        inner=lambda value, where: None if value is None else _made(Link, value, where),
-        shares=lambda value, where: _made(Shares, value, where),
-        codecs=_speeds,
-    )
+    return _made(Cluster, record, "cluster")
 
 
 def _finite(value: Any) -> Any:
@@ -73,13 +57,8 @@ def _finite(value: Any) -> Any:
     return None if value == math.inf else value
 
 
-def _speeds(record: Any, where: str) -> dict[str, CodecSpeed]:
-    _check_object(record, where, "that maps codec names to speeds")
-    return {name: _made(CodecSpeed, x, f"{where}.{name}") for name, x in record.items()}
-
-
-def _made(kind: type[T], record: Any, where: str, **parts: Read) -> T:
-    """Makes a dataclass from the fields of a record, some of them read by `parts`."""
+def _made(kind: type[T], record: Any, where: str) -> T:
+    """Makes a dataclass from the fields of a record; errors name the path `where`."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     names = [field.name for field in fields]
     _check_object(record, where, f"with the fields {', '.join(names)}")
@@ -99,17 +78,23 @@ def _made(kind: type[T], record: Any, where: str, **parts: Read) -> T:
         raise ValueError(
             f"`{where}` must have {' and '.join(missing)}, got {sorted(record)!r:.200}."
         )
-    values = {}
-    for name, value in record.items():
-        if name in parts:
-            value = parts[name](value, f"{where}.{name}")
-        elif value is None and name in _SPEEDS:
-            value = math.inf
-        values[name] = value
+    values = {name: _read(name, x, f"{where}.{name}") for name, x in record.items()}
     try:
         return kind(**values)
     except ValueError as error:
         raise ValueError(f"In `{where}`: {error}") from error
+
+
+def _read(name: str, value: Any, where: str) -> Any:
+    """Returns the value of a field, which may be a record of its own."""
+    if name == "codecs":
+        _check_object(value, where, "that maps codec names to speeds")
+        return {x: _made(CodecSpeed, value[x], f"{where}.{x}") for x in value}
+    if value is None and name in _SPEEDS:
+        return math.inf
+    if name in _PARTS and not (name == "inner" and value is None):
+        return _made(_PARTS[name], value, where)
+    return value
 
 
 def _check_object(record: Any, where: str, what: str) -> None:

@@ -1,177 +1,220 @@
-"""All-reduces as rounds of messages, for the simulation of a cluster.
+"""All-reduces as rounds of messages, from which they are counted and simulated.
 
-Unlike a closed form, rounds say which device waits for which. A ring has 2(p-1) rounds
-in which every device sends to the next one. A parameter server has as many rounds, each
-with a single message.
+A round says which device waits for which: a ring has 2(p-1) rounds in which every
+device sends to the next one. The sizes are those of `pipejax.collectives`, and include
+the zeros with which the collectives pad vectors. Under a codec, payloads travel in
+place of float32.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pipejax.codecs import Codec
+from pipejax.codecs import Codec, Linear, cast
 
-from ._cluster import Cluster, Shares
-from ._counts import Algorithm, Piece
+FLOAT32 = 4  # bytes
 
-Kind = Literal["stream", "pair", "shift", "shuffle"]
+Algorithm = Literal[
+    "psum", "ring", "two_shot", "halving_doubling", "tree", "parameter_server"
+]
+# A pattern of `Shares`. A stream gets all of the bandwidth.
+Pattern = Literal["stream", "pair", "shift", "shuffle"]
+Pairs = Callable[[int], tuple[np.ndarray, np.ndarray]]
+
+
+class Work(NamedTuple):
+    """Bytes of float32 that a device encodes, decodes payloads into, and adds."""
+
+    encoded: float = 0
+    decoded: float = 0
+    summed: float = 0
 
 
 class Round(NamedTuple):
-    """Messages that are sent at the same time, with the work around them.
+    """Messages that are sent at the same time, and the work before and after them.
 
-    Each device sends at most one message in a round and receives at most one.
-
-    Attributes:
-      senders: The ranks of the senders; without messages, of the devices that work.
-      receivers: The rank that receives each message.
-      bytes: The bytes of each message.
-      kind: A pattern of `Shares`, or `"stream"`, which gets all of the bandwidth.
-      before: Seconds that each sender works before it sends.
-      after: Seconds that each receiver works after it has received the message.
+    Each device sends at most one message and receives at most one.
     """
 
-    senders: np.ndarray
-    receivers: np.ndarray
-    bytes: float
-    kind: Kind = "stream"
-    before: float = 0.0
-    after: float = 0.0
+    pairs: Pairs  # ranks of senders and receivers in repetition i
+    payload: float  # bytes of each message
+    pattern: Pattern = "stream"
+    before: Work = Work()  # what each sender does
+    after: Work = Work()  # what each receiver does
+    repeat: int = 1
+    messages: int = 1  # latencies of all repetitions together
+    collectives: int = 1  # of all repetitions together
 
-    def share(self, shares: Shares) -> float:
-        return 1.0 if self.kind == "stream" else getattr(shares, self.kind)
 
+class Piece(NamedTuple):
+    """The sizes in bytes of a piece of a vector, padded to whole blocks of a codec."""
 
-class WorkSeconds(NamedTuple):
-    """Functions from bytes of float32 to the seconds that a device works on them."""
-
-    encode: Callable[[float], float]
-    decode: Callable[[float], float]
-    add: Callable[[float], float]
+    bytes: int  # of float32, with the padding
+    coded: int  # `bytes`, or 0 without a codec
+    payload: int
 
     @classmethod
-    def of(cls, cluster: Cluster, codec: str | None) -> "WorkSeconds":
-        speed = cluster.codec(codec)
-        return cls(
-            lambda size: size / speed.encode,
-            lambda size: size / speed.decode,
-            lambda size: size / cluster.reduction,
+    def of(cls, n: int, pieces: int, codec: Codec | None) -> "Piece":
+        multiple = 1 if codec is None else codec.multiple
+        elements = multiple * max(1, -(-n // (pieces * multiple)))
+        size = FLOAT32 * elements
+        sent = (codec or cast("float32")).size(elements)
+        return cls(size, 0 if codec is None else size, sent)
+
+
+def psum(p: int, n: int, codec: Codec | None) -> list[Round]:
+    """Takes the backend's all-reduce for a ring in one collective.
+
+    A linear codec has a collective for each of its rounds, whose payloads are added as
+    they are. Other codecs are ignored, because `pipejax.collectives.psum` does not
+    accept them.
+    """
+    if p == 1:
+        return []
+    linear = codec if isinstance(codec, Linear) and codec.rounds else None
+    rounds = []
+    for elements in linear.round_sizes(n) if linear else (n,):
+        # The backend does not say how it cuts a vector that p does not divide.
+        part = FLOAT32 * elements / p
+        gather = Round(_next(p), part, repeat=p - 1, messages=p - 1, collectives=0)
+        rounds += [gather._replace(after=Work(summed=part), collectives=1), gather]
+    work = FLOAT32 * n if linear else 0
+    return [_local(p, encoded=work), *rounds, _local(p, decoded=work)]
+
+
+def ring(p: int, n: int, codec: Codec | None) -> list[Round]:
+    """Has p-1 hops of partial sums and p-1 of sums, each a p-th of the vector."""
+    size, coded, payload = Piece.of(n, p, codec)
+    # In a ring of two, the next device is also the previous one.
+    pattern: Pattern = "pair" if p == 2 else "shift"
+    hop = Round(_next(p), payload, pattern, Work(), Work(), p - 1, p - 1, p - 1)
+    add = Work(decoded=coded, summed=size)
+    return [
+        hop._replace(before=Work(encoded=coded), after=add),
+        _local(p, encoded=coded),
+        hop,
+        _local(p, decoded=p * coded),
+    ]
+
+
+def two_shot(p: int, n: int, codec: Codec | None) -> list[Round]:
+    """Has an all-to-all and an all-gather: a ring's bytes in two collectives."""
+    size, coded, payload = Piece.of(n, p, codec)
+
+    def pairs(i: int) -> tuple[np.ndarray, np.ndarray]:
+        # In round i, each device sends to the device i + 1 ranks further on. Thus each
+        # sends and receives one message in every round.
+        return np.arange(p), (np.arange(p) + i + 1) % p
+
+    gather = Round(
+        pairs, payload, repeat=p - 1, messages=p - 1, collectives=min(1, p - 1)
+    )
+    return [
+        _local(p, encoded=p * coded),
+        # Only the all-to-all shuffles: an all-gather sends the same payload to all.
+        gather._replace(pattern="shuffle"),
+        _local(p, encoded=coded, decoded=p * coded, summed=(p - 1) * size),
+        gather,
+        _local(p, decoded=p * coded),
+    ]
+
+
+def halving_doubling(p: int, n: int, codec: Codec | None) -> list[Round]:
+    """Exchanges halves, quarters and so on between q partners, and back.
+
+    If p is not a power of two, q is the next smaller one. The last p - q devices first
+    send their whole vectors to a partner, and receive the result at the end.
+    """
+    q = 1 << (p.bit_length() - 1)
+    size, coded, payload = Piece.of(n, q, codec)
+
+    def send(pieces: int, pairs: Pairs, pattern: Pattern) -> Round:
+        add = Work(decoded=pieces * coded, summed=pieces * size)
+        encode = Work(encoded=pieces * coded)
+        return Round(pairs, pieces * payload, pattern, encode, add)
+
+    def partners(d: int) -> Round:
+        return send(d, lambda i: (np.arange(q), np.arange(q) ^ d), "pair")
+
+    halvings = [partners(q >> level) for level in range(1, q.bit_length())]
+    if p > q:
+        fold = send(q, lambda i: (np.arange(q, p), np.arange(p - q)), "stream")
+        halvings.insert(0, fold)
+    return [
+        *halvings,
+        _local(p, encoded=coded),
+        *map(_back, reversed(halvings)),
+        _local(p, decoded=q * coded),
+    ]
+
+
+def tree(p: int, n: int, codec: Codec | None) -> list[Round]:
+    """Sends the whole vector at each level of a binomial tree, up and down."""
+    size, coded, payload = Piece.of(n, 1, codec)
+
+    def level(d: int) -> Round:
+        return Round(
+            lambda i: (np.arange(d, p, 2 * d), np.arange(0, p - d, 2 * d)),
+            payload,
+            before=Work(encoded=coded),
+            after=Work(decoded=coded, summed=size),
         )
 
-
-def rounds(
-    algorithm: Algorithm, p: int, n: int, codec: Codec | None, work: WorkSeconds
-) -> Iterator[Round]:
-    """Yields the rounds of an all-reduce of n float32 elements over p devices."""
-    return _ROUNDS[algorithm](p, n, codec, work)
+    up = [level(1 << i) for i in range((p - 1).bit_length())]
+    root, last = _local(p, encoded=coded), _local(p, decoded=coded)
+    return [*up, root, *map(_back, reversed(up)), last]
 
 
-def _psum(p: int, n: int, codec: Codec | None, work: WorkSeconds) -> Iterator[Round]:
-    """Yields the rounds of the backend's all-reduce, which is taken for a ring."""
-    return _hops(p, Piece.of(n, p, codec), work, "stream")
+def parameter_server(p: int, n: int, codec: Codec | None) -> list[Round]:
+    """Sends p-1 vectors to the server, which is also a worker, and p-1 from it."""
+    size, coded, payload = Piece.of(n, 1, codec)
+
+    def pairs(i: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([i + 1]), np.array([0])
+
+    # Messages queue at the server's link. One that queues does not wait for another
+    # latency, so that only two latencies are counted.
+    up = Round(pairs, payload, repeat=p - 1, messages=min(1, p - 1), collectives=p - 1)
+    return [
+        _local(p, encoded=coded),
+        up,
+        # The server alone decodes the vectors of all p devices, its own among them.
+        _local(1, encoded=coded, decoded=p * coded, summed=(p - 1) * size),
+        _back(up),
+        _local(p, decoded=coded),
+    ]
 
 
-def _ring(p: int, n: int, codec: Codec | None, work: WorkSeconds) -> Iterator[Round]:
-    kind: Kind = "pair" if p == 2 else "shift"
-    return _hops(p, Piece.of(n, p, codec), work, kind)
-
-
-def _hops(p: int, piece: Piece, work: WorkSeconds, kind: Kind) -> Iterator[Round]:
-    """Yields p-1 hops of partial sums and p-1 hops of finished pieces."""
-    every = np.arange(p)
-    before = work.encode(piece.coded)
-    after = work.decode(piece.coded) + work.add(piece.bytes)
-    for _ in range(p - 1):
-        yield Round(every, (every + 1) % p, piece.payload, kind, before, after)
-    yield _local(p, before=before)
-    for _ in range(p - 1):
-        yield Round(every, (every + 1) % p, piece.payload, kind)
-    yield _local(p, before=p * work.decode(piece.coded))
-
-
-def _two_shot(
-    p: int, n: int, codec: Codec | None, work: WorkSeconds
-) -> Iterator[Round]:
-    piece, every = Piece.of(n, p, codec), np.arange(p)
-    yield _local(p, before=p * work.encode(piece.coded))
-    # In round d, each device sends to the device d ranks further on. Thus each sends
-    # and receives one message in every round.
-    for distance in range(1, p):
-        yield Round(every, (every + distance) % p, piece.payload, "shuffle")
-    sums = p * work.decode(piece.coded) + (p - 1) * work.add(piece.bytes)
-    yield _local(p, before=sums + work.encode(piece.coded))
-    for distance in range(1, p):
-        yield Round(every, (every + distance) % p, piece.payload)
-    yield _local(p, before=p * work.decode(piece.coded))
-
-
-def _halving_doubling(
-    p: int, n: int, codec: Codec | None, work: WorkSeconds
-) -> Iterator[Round]:
-    """Yields the rounds of halving and doubling over q devices, a power of two."""
-    q = 1 << (p.bit_length() - 1)
-    piece, some, rest = Piece.of(n, q, codec), np.arange(q), np.arange(q, p)
-    after = work.decode(piece.coded) + work.add(piece.bytes)
-    # The last p - q devices first send their vectors to a partner, and receive the
-    # result at the end.
-    if rest.size:
-        before = q * work.encode(piece.coded)
-        yield Round(rest, rest - q, q * piece.payload, "stream", before, q * after)
-    distances = [1 << i for i in range(q.bit_length() - 1)]
-    for d in reversed(distances):
-        # At distance d, a device sends d pieces, and adds as many.
-        before = d * work.encode(piece.coded)
-        yield Round(some, some ^ d, d * piece.payload, "pair", before, d * after)
-    yield _local(p, before=work.encode(piece.coded))
-    for d in distances:
-        yield Round(some, some ^ d, d * piece.payload, "pair")
-    if rest.size:
-        yield Round(rest - q, rest, q * piece.payload)
-    yield _local(p, before=q * work.decode(piece.coded))
-
-
-def _tree(p: int, n: int, codec: Codec | None, work: WorkSeconds) -> Iterator[Round]:
-    whole = Piece.of(n, 1, codec)
-    encode, decode = work.encode(whole.coded), work.decode(whole.coded)
-    distances = [1 << i for i in range((p - 1).bit_length())]
-    pairs = [(low := np.arange(0, p - d, 2 * d), low + d) for d in distances]
-    after = decode + work.add(whole.bytes)
-    for low, high in pairs:
-        yield Round(high, low, whole.payload, "stream", encode, after)
-    yield _local(p, before=encode)
-    for low, high in reversed(pairs):
-        yield Round(low, high, whole.payload)
-    yield _local(p, before=decode)
-
-
-def _parameter_server(
-    p: int, n: int, codec: Codec | None, work: WorkSeconds
-) -> Iterator[Round]:
-    """Yields one message after another to the server, and then from the server."""
-    whole, server = Piece.of(n, 1, codec), np.zeros(1, int)
-    encode, decode = work.encode(whole.coded), work.decode(whole.coded)
-    yield _local(p, before=encode)
-    for rank in range(1, p):
-        yield Round(server + rank, server, whole.payload)
-    # The server alone decodes the vectors of all p devices, its own among them.
-    yield _local(1, before=p * decode + (p - 1) * work.add(whole.bytes) + encode)
-    for rank in range(1, p):
-        yield Round(server, server + rank, whole.payload)
-    yield _local(p, before=decode)
-
-
-def _local(p: int, before: float) -> Round:
-    """Returns a round in which the first p devices work and send no message."""
-    return Round(np.arange(p), np.zeros(0, int), 0.0, before=before)
-
-
-_Rounds = Callable[[int, int, Codec | None, WorkSeconds], Iterator[Round]]
-_ROUNDS: dict[Algorithm, _Rounds] = {
-    "psum": _psum,
-    "ring": _ring,
-    "two_shot": _two_shot,
-    "halving_doubling": _halving_doubling,
-    "tree": _tree,
-    "parameter_server": _parameter_server,
+ROUNDS: dict[Algorithm, Callable[[int, int, Codec | None], list[Round]]] = {
+    "psum": psum,
+    "ring": ring,
+    "two_shot": two_shot,
+    "halving_doubling": halving_doubling,
+    "tree": tree,
+    "parameter_server": parameter_server,
 }
+"""For each algorithm, the rounds on p devices with n elements each and a codec."""
+
+
+def _local(devices: int, **work: float) -> Round:
+    """Returns a round in which the first devices work and send no message."""
+    idle = np.zeros(0, int)
+    return Round(
+        lambda i: (np.arange(devices), idle),
+        payload=0,
+        before=Work(**work),
+        messages=0,
+        collectives=0,
+    )
+
+
+def _back(there: Round) -> Round:
+    """Returns the round in which the receivers answer with payloads as they are."""
+    return there._replace(
+        pairs=lambda i: there.pairs(i)[::-1], before=Work(), after=Work()
+    )
+
+
+def _next(p: int) -> Pairs:
+    return lambda i: (np.arange(p), (np.arange(p) + 1) % p)

@@ -1,16 +1,7 @@
-r"""Models that the devices of a host shard: what stays inside a host, and what crosses.
+"""Models that the devices of a host shard: what stays inside a host, and what crosses.
 
-A host has d devices, and the parameters take n bytes. In a step, FSDP gathers each
-weight twice, for the forward pass and for the backward pass, and leaves each device its
-shard of the summed gradients. Inside a host, each device thus sends
-
-$$3 (d-1)/d \; n$$
-
-bytes. Between hosts, each device exchanges its shard of the gradients, n / d bytes,
-with the devices that hold the same shard. All devices of a host share its link.
-
-Reference:
-  Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
+Between hosts, each device exchanges its shard of the gradients with the devices that
+hold the same shard. All devices of a host share its link.
 """
 
 import dataclasses
@@ -35,15 +26,12 @@ class Fsdp(NamedTuple):
 def sharded(cluster: Cluster) -> Cluster:
     """Returns the cluster that devices with the same shards form, one in each host.
 
-    With `plan`, `scaling` or `simulate`, use it together with the elements of a shard,
+    The link of each has its share of the host's bandwidth. With `plan`, `scaling` or
+    `simulate`, use it together with the elements of a shard,
     `elements / cluster.devices`, and with the compute of a whole group.
 
     Args:
       cluster: Hosts with several devices each, which share the link of their host.
-
-    Returns:
-      A cluster of as many hosts with one device, whose link has its share of the
-      bandwidth.
 
     Examples:
       Eight devices of a host share a link of 25 Gbit/s:
@@ -59,7 +47,15 @@ def sharded(cluster: Cluster) -> Cluster:
 
 
 def fsdp(cluster: Cluster, elements: int, itemsize: float = 4) -> Fsdp:
-    """Returns what a sharded model moves inside a host in a step.
+    r"""Returns what a sharded model moves inside a host in a step.
+
+    FSDP gathers each weight twice, for the forward pass and for the backward pass, and
+    leaves each device its shard of the summed gradients. With d devices in a host and n
+    bytes of parameters, each device thus sends
+
+    $$3 (d-1)/d \; n$$
+
+    bytes inside the host.
 
     Args:
       cluster: Hosts with several devices each.

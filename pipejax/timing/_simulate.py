@@ -11,8 +11,7 @@ Steps follow the dependencies of Pipe-SGD at width K:
 - The exchange of step t starts when step t has been computed and the exchange of step
   t-1 is over.
 
-The simulation covers times only, and computes no gradients. It works on arrays over
-all devices, so that thousands of devices take seconds.
+It works on arrays over all devices, so that thousands of devices take seconds.
 """
 
 import dataclasses
@@ -23,10 +22,9 @@ import numpy as np
 from pipejax._internal.integers import is_integer
 from pipejax.codecs import Codec
 
-from ._cluster import Cluster
-from ._counts import Algorithm
-from ._exchange import flat
-from ._rounds import Round, WorkSeconds, rounds
+from ._cluster import Cluster, CodecSpeed
+from ._counts import counted
+from ._rounds import ROUNDS, Algorithm, Round, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +41,6 @@ class Workload:
       jitter: The standard deviation of the logarithm of a step's compute time. 0 makes
         all steps equally long.
       slow: For each device, the factor on its compute time; `None` is 1 for all.
-
-    Examples:
-      A step takes 0.25 s on four devices, but three times as long on the third:
-
-      >>> import numpy as np
-      >>> import pipejax as pj
-      >>> work = pj.timing.Workload(0.25, 10**5, "ring", slow=(1, 1, 3, 1))
-      >>> work.compute_times(1, 4, np.random.default_rng(0)).tolist()
-      [[0.25, 0.25, 0.75, 0.25]]
     """
 
     seconds: float
@@ -73,8 +62,8 @@ class Workload:
           rng: The generator that the jitter is drawn from.
 
         Returns:
-          Seconds [steps, devices]. Without `slow`, their expected value is `seconds`
-          for any jitter.
+          Seconds [steps, devices]. Their mean is `seconds` times `slow`, for any
+          jitter.
 
         Raises:
           ValueError: If `slow` does not have one number for each device.
@@ -135,7 +124,7 @@ def simulate(
     Raises:
       ValueError: If `steps` or `width` is too small, `workload.slow` does not have one
         number for each device, `workload.algorithm` is not a key of
-        `pj.timing.FORMS`, or `workload.speed` is not a key of `cluster.codecs`.
+        `pj.timing.COST_MODELS`, or `workload.speed` is not a key of `cluster.codecs`.
 
     Examples:
       A device that is three times as slow as the others sets the step time:
@@ -153,10 +142,10 @@ def simulate(
         )
     p = cluster.hosts * cluster.devices
     times = workload.compute_times(steps, p, np.random.default_rng(seed))
-    network = Network(cluster)
-    work = WorkSeconds.of(cluster, workload.speed)
-    exchange = flat(cluster, workload.algorithm, workload.elements, workload.codec)
-    launched = exchange.between.collectives + exchange.inside.collectives
+    shape = workload.algorithm, p, workload.elements, workload.codec
+    launched = counted(*shape).collectives * cluster.synchronisation
+    rounds = ROUNDS[workload.algorithm](*shape[1:])
+    network = Network(cluster, cluster.codec(workload.speed))
     computed, exchanged = np.zeros((steps, p)), np.zeros((steps, p))
     zero = np.zeros(p)
     for t in range(steps):
@@ -166,46 +155,57 @@ def simulate(
         applied = exchanged[t - width] if t >= width else zero
         computed[t] = np.maximum(before, applied) + times[t]
         ready = np.maximum(computed[t], exchanged[t - 1] if t else zero)
-        todo = rounds(workload.algorithm, p, workload.elements, workload.codec, work)
-        exchanged[t] = network.exchange(
-            todo, ready + launched * cluster.synchronisation
-        )
+        exchanged[t] = network.exchange(rounds, ready + launched)
     return Trace(computed, exchanged)
 
 
 class Network:
     """The links of a cluster, and the time until which each of them is occupied."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, speed: CodecSpeed) -> None:
+        self._cluster, self._speed = cluster, speed
         self._host = np.repeat(np.arange(cluster.hosts), cluster.devices)
         self._out = np.zeros(cluster.hosts)
         self._in = np.zeros(cluster.hosts)
 
-    def exchange(self, todo: Iterable[Round], ready: np.ndarray) -> np.ndarray:
+    def exchange(self, rounds: Iterable[Round], ready: np.ndarray) -> np.ndarray:
         """Returns when each device is done with the rounds, if it begins at `ready`."""
         times = ready.copy()
-        for one in todo:
-            times[one.senders] += one.before
-            if one.receivers.size:
-                arrived = self._deliver(one, times[one.senders])
-                there = np.maximum(times[one.receivers], arrived)
-                times[one.receivers] = there + one.after
+        for each in rounds:
+            before, after = self._seconds(each.before), self._seconds(each.after)
+            for i in range(each.repeat):
+                senders, receivers = each.pairs(i)
+                times[senders] += before
+                if receivers.size:
+                    arrived = self._deliver(each, senders, receivers, times[senders])
+                    times[receivers] = np.maximum(times[receivers], arrived) + after
         return times
 
-    def _deliver(self, one: Round, ready: np.ndarray) -> np.ndarray:
+    def _seconds(self, work: Work) -> float:
+        return (
+            work.encoded / self._speed.encode
+            + work.decoded / self._speed.decode
+            + work.summed / self._cluster.reduction
+        )
+
+    def _deliver(
+        self,
+        each: Round,
+        senders: np.ndarray,
+        receivers: np.ndarray,
+        ready: np.ndarray,
+    ) -> np.ndarray:
         """Returns when each message of a round arrives, if it is there at `ready`."""
         link, inner = self._cluster.link, self._cluster.inner
-        sources, targets = self._host[one.senders], self._host[one.receivers]
-        outside = sources != targets
-        share = one.share(self._cluster.shares)
-        wire = one.bytes / link.bandwidth / share
+        sources, targets = self._host[senders], self._host[receivers]
+        share = getattr(self._cluster.shares, each.pattern, 1.0)
+        wire = each.payload / link.bandwidth / share
         arrived = np.empty_like(ready)
         if inner is not None:
             # Inside a host, each pair of devices has a link of its own, which is always
             # free.
-            arrived[:] = ready + inner.latency + one.bytes / inner.bandwidth / share
-        where = np.flatnonzero(outside)
+            arrived[:] = ready + inner.latency + each.payload / inner.bandwidth / share
+        where = np.flatnonzero(sources != targets)
         if self._cluster.devices == 1:
             # A device sends and receives at most one message in a round. With one
             # device a host, no link is asked for twice, and all messages can be

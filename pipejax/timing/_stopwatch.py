@@ -49,13 +49,6 @@ def exchange_times(
     Returns:
       The seconds of each case by name, one for each round, measured at the process
       that takes longest.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> cases = {"psum": pj.timing.Case(pj.collectives.psum(), elements=1000)}
-      >>> times = pj.timing.exchange_times(pj.data_mesh(1), cases, rounds=3)
-      >>> len(times["psum"])
-      3
     """
     programs = {name: CompiledAllReduce(mesh, case) for name, case in cases.items()}
     return in_turn(mesh, programs, rounds)
@@ -66,7 +59,7 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Measures how long each program takes until it is done on all processes.
 
-    Returns the seconds of each program, one for each round, at the slowest process.
+    Returns the seconds of each program at the slowest process, one for each round.
     """
     join()  # No train step may reduce meanwhile.
     barrier = CompiledAllReduce(mesh, Case(psum(), 1))
@@ -82,7 +75,11 @@ def in_turn(
             start = time.perf_counter()
             program()
             times[name].append(time.perf_counter() - start)
-    return _slowest(times)
+    own = np.array([*times.values()])
+    # A process that has sent its last message may be done before the others have
+    # received theirs.
+    every = multihost_utils.process_allgather(own).reshape(-1, *own.shape)
+    return dict(zip(times, every.max(axis=0).tolist(), strict=True))
 
 
 def check_several(mesh: Mesh) -> None:
@@ -93,20 +90,8 @@ def check_several(mesh: Mesh) -> None:
         )
 
 
-def _slowest(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Returns the times of the slowest process in each round."""
-    own = np.array([*times.values()])
-    # A process that has sent its last message may be done before the others have
-    # received theirs.
-    every = multihost_utils.process_allgather(own).reshape(-1, *own.shape)
-    return dict(zip(times, every.max(axis=0).tolist(), strict=True))
-
-
 class CompiledAllReduce:
-    """A compiled all-reduce, with the arrays that it sums and the states of its codecs.
-
-    The arrays and states of all devices are concatenated along their first axis.
-    """
+    """A compiled all-reduce, with the arrays that it sums and its codec states."""
 
     def __init__(self, mesh: Mesh, case: Case) -> None:
         self.axis = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]

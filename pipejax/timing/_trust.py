@@ -1,8 +1,7 @@
 """Judges whether predictions from a fit can be relied on.
 
 The gradient of a real model takes as long to exchange as the longest exchange that was
-measured, or longer. A fit is therefore judged by its long exchanges: those that take at
-least a tenth of the longest time.
+measured, or longer. A fit is therefore judged by its long exchanges.
 
 The limits come from the nine fits in experiments/results/prediction.json. The errors of
 their long exchanges are at most 9 % in the median and 30 % at worst. The times of these
@@ -22,28 +21,24 @@ from ._fit import Fit
 
 LONG = 0.1
 """The share of the longest time from which on an exchange counts as long."""
-# A little above the 9 %, 30 % and 12 % of the nine fits. The median of three times is
-# the first that is not moved by a single outlier.
-MEDIAN, WORST, SPREAD, ROUNDS, WIRE = 0.10, 0.35, 0.20, 3, 0.5
-"""The limits of a trusted fit.
-
-`MEDIAN`, `WORST` and `SPREAD` are upper limits. `ROUNDS` and `WIRE` are lower limits.
-"""
+# Upper limits, a little above the 9 %, 30 % and 12 % of the nine fits.
+MEDIAN, WORST, SPREAD = 0.10, 0.35, 0.20
+# Lower limits. The median of three times is the first that is not moved by a single
+# outlier.
+ROUNDS, WIRE = 3, 0.5
 
 
-class Trust(NamedTuple):
-    """The verdict on a fit, with its reasons and the figures that it is based on.
-
-    `str(trust)` is the verdict in words.
+class FitQuality(NamedTuple):
+    """The verdict on a fit, with its reasons and figures; `str` puts it into words.
 
     Attributes:
       reasons: Why the fit cannot be trusted, each with a remedy. Empty if it can be
         trusted.
       rounds: The smallest number of times that an exchange was measured.
-      spread: The relative standard deviation of an exchange's times, as the median over
-        the long exchanges.
+      spread: The median of the relative standard deviations of their times, over the
+        long exchanges.
       median_error: The median of `|predicted / measured - 1|` over the long exchanges.
-      worst_error: The maximum of `|predicted / measured - 1|` over the long exchanges.
+      worst_error: The maximum of the same errors.
       worst: The name of the exchange with the worst error.
       short: The seconds below which an exchange is short.
       short_error: The worst error of the short exchanges; 0 if there are none.
@@ -85,22 +80,19 @@ class Trust(NamedTuple):
             figures += (
                 f" Vectors of more than {self.largest:,} elements are extrapolated."
             )
-        if self.trusted:
-            return f"This fit can be trusted. {figures}"
-        return " ".join(["This fit cannot be trusted.", *self.reasons, figures])
+        can = "can" if self.trusted else "cannot"
+        return " ".join([f"This fit {can} be trusted.", *self.reasons, figures])
 
 
-def trust(fit: Fit) -> Trust:
+def trust(fit: Fit) -> FitQuality:
     """Judges a fit by its errors, the spread of its times, and the sizes measured.
 
-    A fit can be trusted if all of these hold. An exchange is long if it takes at least
-    a tenth of the longest time.
+    An exchange is long if it takes at least a tenth of the longest time. A fit can be
+    trusted if all of these hold:
 
-    - The predictions of the long exchanges are off by at most 10 % in the median and
-      35 % at worst.
+    - The predictions of the long exchanges are off by at most 10 % in the median and 35
+      % at worst, and their times vary by at most 20 % in the median.
     - Each exchange was measured at least 3 times.
-    - The times of the long exchanges have a relative standard deviation of at most 20 %
-      in the median.
     - The exchange with the most bytes spends at least half of its time on bytes. The
       times of larger vectors then follow from it.
 
@@ -109,31 +101,13 @@ def trust(fit: Fit) -> Trust:
 
     Returns:
       The verdict, with the reasons and figures.
-
-    Examples:
-      Times that follow the formula exactly are trusted only if they were repeated:
-
-      >>> import pipejax as pj
-      >>> from pipejax.timing import FORMS, Cluster, ExchangeCounts, Link, Sample
-      >>> known = Cluster(4, Link(2e-4, 62.5e6), reduction=4e9, synchronisation=5e-4)
-      >>> for rounds in (2, 3):
-      ...     samples = []
-      ...     for name, form in FORMS.items():
-      ...         for n in (2**10, 2**14, 2**18, 2**22):
-      ...             exchange = ExchangeCounts(form(4, n, None))
-      ...             seconds = pj.timing.duration(known, exchange).total
-      ...             samples.append(Sample(name, exchange, (seconds,) * rounds, n))
-      ...     fit = pj.timing.fit(4, samples, known.reduction)
-      ...     print(rounds, pj.timing.trust(fit).trusted)
-      2 False
-      3 True
     """
     limit = LONG * max(sample.seconds for sample in fit.samples)
     pairs = list(zip(map(abs, fit.errors), fit.samples, strict=True))
     long = [pair for pair in pairs if pair[1].seconds >= limit]
     # There is at least one long exchange: the longest.
     worst_error, worst = max(long, key=lambda pair: pair[0])
-    found = Trust(
+    found = FitQuality(
         reasons=(),
         rounds=min(len(sample.times) for sample in fit.samples),
         spread=statistics.median(sample.spread for _, sample in long),
@@ -157,7 +131,7 @@ def _wire(fit: Fit) -> float:
     return parts.wire / parts.total
 
 
-def _reasons(found: Trust) -> list[str]:
+def _reasons(found: FitQuality) -> list[str]:
     busy = "Measure again while nothing else runs on the hosts and their network."
     checks = [
         (

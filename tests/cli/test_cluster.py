@@ -8,6 +8,7 @@ import pytest
 
 from pipejax import timing
 from pipejax.cli import _cluster
+from pipejax.cli._command import add_options
 from pipejax.cli._usage import UsageError
 
 from ..test_documents import ROOT
@@ -22,7 +23,9 @@ def fitted(rounds=3):
         timing.Sample(f"{algorithm} {n}", exchange, rounds * (seconds,), n)
         for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")
         for n in (2**10, 2**14, 2**18, 2**22)
-        for exchange in [timing.ExchangeCounts(timing.FORMS[algorithm](4, n, None))]
+        for exchange in [
+            timing.ExchangeCounts(timing.COST_MODELS[algorithm](4, n, None))
+        ]
         for seconds in [timing.duration(KNOWN, exchange).total]
     ]
     return timing.fit(4, samples, KNOWN.reduction)
@@ -44,7 +47,7 @@ KNOWN = timing.Cluster(
 )
 def test_written_calibration_is_read_with_its_doubts(tmp_path, rounds, elements, notes):
     fit, path = fitted(rounds), tmp_path / "cluster.json"
-    path.write_text(_cluster.written(fit))
+    path.write_text(json.dumps(_cluster.calibration(fit)))
     known = _cluster.read(str(path), elements)
     assert known.cluster == fit.cluster
     for note, begins in zip(known.notes, notes, strict=True):
@@ -53,7 +56,8 @@ def test_written_calibration_is_read_with_its_doubts(tmp_path, rounds, elements,
 
 def parsed(*arguments):
     parser = argparse.ArgumentParser()
-    _cluster.add(parser)
+    parser.add_argument("cluster", nargs="?")
+    add_options(parser, _cluster.OPTIONS)
     return parser.parse_args(arguments)
 
 
@@ -162,10 +166,12 @@ def test_every_field_of_a_calibration_is_documented():
         timing.Sample(f"{algorithm} {n}", exchange, (seconds,), n)
         for algorithm in ("psum", "ring", "two_shot", "halving_doubling", "tree")
         for n in (2**12, 2**20)
-        for exchange in [timing.ExchangeCounts(timing.FORMS[algorithm](4, n, None))]
+        for exchange in [
+            timing.ExchangeCounts(timing.COST_MODELS[algorithm](4, n, None))
+        ]
         for seconds in [timing.duration(CLUSTER, exchange).total]
     ]
-    record = json.loads(_cluster.written(timing.fit(4, samples, 4e9)))
+    record = json.loads(json.dumps(_cluster.calibration(timing.fit(4, samples, 4e9))))
     assert record.keys() == {"cluster", "fit"}
     for part, fields in record.items():
         assert all(f"`{part}.{name}`" in DOCUMENT for name in fields)

@@ -1,11 +1,12 @@
 """Tests the parser of a command: its help page and the function that it runs."""
 
 import argparse
+import re
 
 import pytest
 
 from pipejax.cli import main
-from pipejax.cli._command import add_command, new_file
+from pipejax.cli._command import add_command, add_options, new_file
 
 
 def test_command_has_its_texts_and_its_function():
@@ -18,13 +19,35 @@ def test_command_has_its_texts_and_its_function():
         description="Measure it\nagain.",
         example="pipejax measure --rounds 3",
         run=lambda args: args.rounds,
+        options={"!--rounds N": "how often"},
     )
-    command.add_argument("--rounds", type=int)
     args = parser.parse_args(["measure", "--rounds", "3"])
     assert args.command(args) == 3
     page = command.format_help()
     assert "Measure it\nagain." in page
     assert page.endswith("example:\n  pipejax measure --rounds 3\n")
+
+
+def test_options_are_made_from_their_form_on_the_help_page():
+    parser = argparse.ArgumentParser(prog="p", add_help=False)
+    options = {
+        "--one-core": "a flag",
+        "--rounds N": "an integer",
+        "--compute-ms MS": "a float",
+        "--device {cpu,h100}": "a choice",
+        "--sizes COUNT [COUNT ...]": "one text or several",
+        "--codecs [NAME ...]": "any number of texts",
+    }
+    add_options(parser, options)
+    words = ["--one-core", "--rounds", "3", "--compute-ms", "2.5", "--device", "h100"]
+    found = vars(parser.parse_args([*words, "--sizes", "1", "4M", "--codecs"]))
+    assert found == {
+        **{"one_core": True, "rounds": 3, "compute_ms": 2.5, "device": "h100"},
+        **{"sizes": ["1", "4M"], "codecs": []},
+    }
+    page = parser.format_help()
+    for written, text in options.items():
+        assert re.search(rf"^  {re.escape(written)}\s+{text}$", page, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ def advice():
 
 def test_advice_recommends_the_best_way_in_one_bucket():
     shown = advice().shown
-    assert shown["synchronous"].way.width == 1
-    assert shown["pipelined"].way.width == 2
+    assert shown["synchronous"].config.width == 1
+    assert shown["pipelined"].config.width == 2
     assert shown["recommended"].step <= shown["pipelined"].step
-    assert all(x.way.codec is None for x in shown.values())
+    assert all(x.config.codec is None for x in shown.values())
     *rows, about = str(advice()).split("\n\n")[0].splitlines()
     assert rows == [f"{name:<14}{choice}" for name, choice in shown.items()]
     assert about == GAIN

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import pipejax as pj
-from pipejax.cli._model import Model, given
+from pipejax.cli._model import Model, load_step
 from pipejax.cli._usage import UsageError
 from pipejax.overlap import Measurement
 
@@ -19,7 +19,7 @@ def path(tmp_path):
 
 
 def test_model_has_size_compute_and_batch_of_a_measurement(path):
-    program = given(f"{path}:step", pj.data_mesh(4))
+    program = load_step(f"{path}:step", pj.data_mesh(4))
     model = Model.of(program, Measurement((0.1, 0.2, 0.3), (0, 0, 0), (1, 1, 1)))
     assert model == (16 * 3, 200.0, 64 // 4)
     assert str(model) == "--parameters 48 --compute-ms 200.000 --batch 16"
@@ -29,4 +29,4 @@ def test_model_has_size_compute_and_batch_of_a_measurement(path):
 @pytest.mark.parametrize("function", ["shapes", "no_arrays"])
 def test_model_without_a_train_step_and_arrays_is_refused(path, function):
     with pytest.raises(UsageError, match=r"must return \(train, state, batch\) with"):
-        given(f"{path}:{function}", jax.make_mesh((1,), ("data",)))
+        load_step(f"{path}:{function}", jax.make_mesh((1,), ("data",)))

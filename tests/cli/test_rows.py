@@ -6,19 +6,19 @@ import pytest
 
 from pipejax.cli._rows import chosen, d_sync, exact, lines, number
 from pipejax.cli._usage import UsageError
-from pipejax.timing import Choice, Duration, Way
+from pipejax.timing import Duration, RankedConfig, TrainConfig
 
 NOTHING = Duration(0.0, 0.0, 0.0, 0.0, 0.0)
 RANKED = [
-    Choice(way, NOTHING, step, 1.0, 4.0, 3.0)
+    RankedConfig(way, NOTHING, step, 1.0, 4.0, 3.0)
     for way, step in [
-        (Way(1, "psum", buckets=4), 1.0),
-        (Way(2, "ring", "int8"), 1.5),
-        (Way(2, "tree"), 2.0),
-        (Way(2, "psum"), 2.5),
+        (TrainConfig(1, "psum", buckets=4), 1.0),
+        (TrainConfig(2, "ring", "int8"), 1.5),
+        (TrainConfig(2, "tree"), 2.0),
+        (TrainConfig(2, "psum"), 2.5),
         # Of step times that are almost equal, the simpler way comes first.
-        (Way(1, "psum"), 4.01),
-        (Way(1, "ring"), 4.0),
+        (TrainConfig(1, "psum"), 4.01),
+        (TrainConfig(1, "ring"), 4.0),
     ]
 ]
 

@@ -7,13 +7,13 @@ import optax
 import pytest
 
 from pipejax.cli._snippet import snippet
-from pipejax.timing import Way
+from pipejax.timing import TrainConfig
 
 from .helpers import GIVEN, plan
 
 
 def test_snippet_without_a_codec_equals_text_by_hand():
-    assert snippet(Way(1, "tree")) == (
+    assert snippet(TrainConfig(1, "tree")) == (
         "# width 1, tree, all bits, with your loss_fn and optimizer tx:\n"
         "import pipejax as pj\n"
         "\n"
@@ -29,7 +29,7 @@ def test_snippet_without_a_codec_equals_text_by_hand():
 
 
 def test_snippet_with_hosts_and_feedback_equals_text_by_hand():
-    assert snippet(Way(2, "ring", "sign", levels=True)) == (
+    assert snippet(TrainConfig(2, "ring", "sign", levels=True)) == (
         "# width 2, hierarchical, ring, sign, with your loss_fn and optimizer tx:\n"
         "import pipejax as pj\n"
         "\n"

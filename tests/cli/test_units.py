@@ -74,7 +74,6 @@ def test_counts_above_the_given_limit_are_refused():
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (1.5, None),
         (0, "`--rounds` must be at least 1, got 0"),
         (-0.0, "`--rounds` must be at least 1, got -0.0"),
         (5e-324, "`--rounds` must be at least 1, got 5e-324"),
@@ -84,9 +83,7 @@ def test_counts_above_the_given_limit_are_refused():
     ],
 )
 def test_numbers_out_of_range_are_refused(value, says):
-    if says is None:
-        check("rounds", value, 1, 1000)
-        return
+    check("rounds", 1.5, 1, 1000)
     with pytest.raises(UsageError) as raised:
         check("rounds", value, 1, 1000)
     assert str(raised.value) == says

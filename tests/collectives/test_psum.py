@@ -1,4 +1,4 @@
-"""Tests the backend's all-reduce of arrays, and of the rounds of a linear codec."""
+"""Tests the backend's all-reduce of arrays."""
 
 import dataclasses
 import re
@@ -17,7 +17,6 @@ from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout, Summands
 
 from .cases import KEY
-from .test_sites import keys
 
 SUMMANDS = Summands(
     coded=(np.ones((2, 3), np.float32), jnp.bfloat16([1, 2, 3, 4]), np.float32(5)),
@@ -53,35 +52,6 @@ def operands(threshold):
 )
 def test_arrays_are_summed_in_their_own_shapes_and_dtypes(threshold, wanted):
     assert operands(threshold) == wanted
-
-
-@pytest.mark.parametrize(
-    ("codec", "numbers"),
-    [
-        # The first round sends P of an 8 x 12 matrix; the second Q, the vector of 4 and
-        # the exact part.
-        (codecs.power_sgd(1, KEY), [8, 12 + 4 + 3]),
-        (codecs.random_k(10, KEY, scaled=False), [10 + 3]),
-    ],
-)
-def test_exact_parts_travel_in_the_last_round(codec, numbers):
-    layout = Layout.of_shapes(((8, 12), (4,)), exact=3)
-    found = []
-
-    def local():
-        all_reduce = collectives.psum(codecs.error_feedback(codec))
-        found.extend(all_reduce(layout, "data").transfers)
-        return jnp.zeros(1)
-
-    jax.eval_shape(on_mesh(local, pj.data_mesh(2), (), P("data")))
-    assert [x.bytes for x in found] == [4 * count for count in numbers]
-    assert {(x.kind, x.devices) for x in found} == {("all-reduce", 2)}
-
-
-def test_random_k_uses_the_same_key_on_all_devices():
-    found = keys(collectives.psum(codecs.random_k(0.1, KEY)))
-    assert len(found) == 4
-    assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize("threshold", [-1, 1.5, True, "1 MiB"])

@@ -1,10 +1,10 @@
-"""Tests the simulation of PS-Async by hand and against the closed form."""
+"""Tests the step time of PS-Async, simulated and in closed form, by hand."""
 
 import math
 
 import numpy as np
 
-from experiments.asynchronous import simulate_asynchronous
+from experiments.asynchronous import asynchronous_step_time, simulate_asynchronous
 from pipejax import timing
 from pipejax.timing import Cluster, Link, Workload
 
@@ -26,11 +26,20 @@ def test_workers_wait_only_for_the_server():
         work = Workload(seconds, elements)
         applied = simulate_asynchronous(cluster(8), work, steps=100)
         assert applied.size == 8 * 100
-        wanted = timing.asynchronous_step_time(
-            cluster(8), timing.Compute.of(seconds), elements
-        )
+        compute = timing.Compute.of(seconds)
+        wanted = asynchronous_step_time(cluster(8), compute, elements)
         # The first pulls come one after another, before there are pushes.
         assert math.isclose(applied[-1] / 100, wanted, rel_tol=0.03)
+
+
+def test_asynchronous_step_is_limited_by_worker_or_server_link():
+    """The limit is a worker's own cycle, then the server's link."""
+    link, compute = Link(0.0, 4e6), timing.Compute(1.0, 2.0, 0.5)
+    assert asynchronous_step_time(Cluster(1, link), compute, 10**6) == 3.5
+    assert asynchronous_step_time(Cluster(4, link), compute, 10**6) == 5.5
+    assert asynchronous_step_time(Cluster(9, link), compute, 10**6) == 8.0
+    slow = Cluster(4, link, reduction=1e6)
+    assert asynchronous_step_time(slow, compute, 10**6) == 12.0
 
 
 def test_straggler_does_not_hold_up_the_others():

@@ -196,8 +196,8 @@ def test_speedup_command_writes_result_and_plot(tmp_path):
 def test_prediction_in_process_writes_result_and_plot(
     tmp_path, hosts_here, monkeypatch, capsys
 ):
-    few = {name: timing.FORMS[name] for name in ("psum", "ring")}
-    monkeypatch.setattr(timing, "FORMS", few)
+    few = {name: timing.COST_MODELS[name] for name in ("psum", "ring")}
+    monkeypatch.setattr(timing, "COST_MODELS", few)
     out, plot = tmp_path / "prediction.json", tmp_path / "prediction.png"
     size = {"hosts": (2,), "rates": ("1gbit",), "elements": 65536, "rounds": 1}
     prediction.main(prediction.Config(**size, codecs=("int8",), out=out, plot=plot))

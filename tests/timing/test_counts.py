@@ -10,13 +10,12 @@ import pipejax as pj
 from pipejax import codecs, collectives, timing
 from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout
-from pipejax.timing import FORMS, Counts
-from pipejax.timing._counts import Piece
+from pipejax.timing import COST_MODELS, Counts
 
 CODECS = {"int8": codecs.int8(), "top_k": codecs.error_feedback(codecs.top_k(0.1))}
 
 
-PAIRS = [(a, c) for a in FORMS for c in (None, *CODECS) if a != "psum" or not c]
+PAIRS = [(a, c) for a in COST_MODELS for c in (None, *CODECS) if a != "psum" or not c]
 
 
 def declared(algorithm, codec, p, n, shapes=None):
@@ -41,7 +40,7 @@ def declared(algorithm, codec, p, n, shapes=None):
 @pytest.mark.parametrize("n", [1, 1000])
 def test_counts_equal_the_declared_transfers(algorithm, codec, p, n):
     chosen = CODECS.get(codec)
-    counts = FORMS[algorithm](p, n, chosen)
+    counts = COST_MODELS[algorithm](p, n, chosen)
     sent = declared(algorithm, chosen, p, n)
     if algorithm == "psum":  # the backend does not declare how it cuts
         assert math.isclose(counts.wire, sum(x.wire_bytes for x in sent))
@@ -56,7 +55,7 @@ def test_counts_equal_the_declared_transfers(algorithm, codec, p, n):
 def test_psum_of_a_linear_codec_counts_two_rounds():
     """PowerSGD of rank r sends `r (rows + columns)` floats a matrix, in two rounds."""
     codec = codecs.power_sgd(2, jax.random.key(0)).of(((64, 32),))
-    counts = FORMS["psum"](4, 64 * 32, codec)
+    counts = COST_MODELS["psum"](4, 64 * 32, codec)
     assert counts.collectives == 2
     assert counts.messages == 12
     assert counts.wire == 2 * 3 / 4 * 4 * 2 * (64 + 32)
@@ -64,13 +63,13 @@ def test_psum_of_a_linear_codec_counts_two_rounds():
     assert counts.encoded == counts.decoded == 4 * 64 * 32
 
 
-@pytest.mark.parametrize("algorithm", FORMS)
+@pytest.mark.parametrize("algorithm", COST_MODELS)
 def test_power_sgd_is_compatible_only_with_whole_leaves(algorithm):
     """The collectives refuse the same algorithms."""
     codec = codecs.error_feedback(codecs.power_sgd(1, jax.random.key(0)))
     shapes, n = ((6, 8), (5,)), 53
     if timing.compatible(algorithm, codec):
-        counts = FORMS[algorithm](4, n, codec.of(shapes))
+        counts = COST_MODELS[algorithm](4, n, codec.of(shapes))
         sent = declared(algorithm, codec, 4, n, shapes)
         assert math.isclose(counts.wire, sum(x.wire_bytes for x in sent))
     else:
@@ -79,18 +78,12 @@ def test_power_sgd_is_compatible_only_with_whole_leaves(algorithm):
     assert not timing.compatible(algorithm, codec, levels=True)
 
 
-def test_piece_is_padded_to_whole_blocks():
-    """10 elements in 3 pieces are 4 each, or a block of 8 with its scale."""
-    assert Piece.of(10, 3, None) == Piece(bytes=16, coded=0, payload=16)
-    assert Piece.of(10, 3, codecs.int8(8)) == Piece(bytes=32, coded=32, payload=12)
-
-
 def test_counts_of_a_ring_equal_numbers_by_hand():
     """3 devices send 10 elements in blocks of 8: a piece as above, 2 hops each half."""
-    assert FORMS["ring"](3, 10, codecs.int8(8)) == Counts(
+    assert COST_MODELS["ring"](3, 10, codecs.int8(8)) == Counts(
         messages=4,
         wire=4 * 12,
-        shifted=4 * 12,
+        shift=4 * 12,
         summed=2 * 32,
         encoded=3 * 32,  # each hop of the first half, and the sum
         decoded=5 * 32,  # the payloads of all hops, and all pieces
@@ -98,6 +91,23 @@ def test_counts_of_a_ring_equal_numbers_by_hand():
     )
 
 
-def test_plus_adds_counts_field_by_field():
-    both = Counts(messages=1, wire=2).plus(Counts(wire=3, collectives=4))
-    assert both == Counts(messages=1, wire=5, collectives=4)
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8, 64])
+@pytest.mark.parametrize("algorithm", COST_MODELS)
+def test_work_equals_the_closed_forms_by_hand(algorithm, p):
+    """A device encodes, decodes and adds so many pieces of 8 elements."""
+    q = 1 << (p.bit_length() - 1)  # the largest power of two up to p
+    folds, levels = q * (p > q), (p - 1).bit_length()
+    # For each algorithm the pieces of the vector, and those encoded, decoded, added.
+    wanted = {
+        "ring": (p, p, 2 * p - 1, p - 1),
+        "two_shot": (p, p + 1, 2 * p, p - 1),
+        "halving_doubling": (q, q + folds, 2 * q - 1 + folds, q - 1 + folds),
+        "tree": (1, levels + 1, levels + 1, levels),
+        "parameter_server": (1, 2, p + 1, p - 1),
+        "psum": (p, 0, 0, p - 1),
+    }
+    pieces, encoded, decoded, summed = wanted[algorithm]
+    codec = None if algorithm == "psum" else codecs.int8(8)
+    counts = COST_MODELS[algorithm](p, 8 * pieces, codec)
+    found = counts.encoded, counts.decoded, counts.summed
+    assert found == (32 * encoded, 32 * decoded, 32 * summed)

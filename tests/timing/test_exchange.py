@@ -16,7 +16,6 @@ from pipejax.timing import (
     duration,
     flat,
     hierarchical,
-    per_leaf,
 )
 
 from .test_counts import CODECS, PAIRS
@@ -113,15 +112,6 @@ def test_wire_time_grows_with_the_share_of_the_link(algorithm, p, factor):
     some = cluster(p, shares=Shares(pair=1 / 2, shift=4 / 5, shuffle=1 / 4))
     found = duration(some, exchange).wire / duration(cluster(p), exchange).wire
     assert math.isclose(found, factor)
-
-
-def test_separate_leaves_cost_a_latency_each():
-    """Leaves one by one cost `(L-1) (2(p-1) alpha + S)` more than all together."""
-    sizes = [4096, 64, 1024]
-    p = cluster(4)
-    alone = duration(p, per_leaf(p, "psum", sizes)).total
-    together = duration(p, flat(p, "psum", sum(sizes))).total
-    assert math.isclose(alone - together, 2 * (6 * ALPHA + S))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ def samples(noise=0.0, algorithms=ALGORITHMS, known=KNOWN, rounds=1):
     found = []
     for algorithm in algorithms:
         for n in (2**10, 2**14, 2**18, 2**22):
-            exchange = ExchangeCounts(timing.FORMS[algorithm](known.hosts, n, None))
+            exchange = ExchangeCounts(
+                timing.COST_MODELS[algorithm](known.hosts, n, None)
+            )
             seconds = timing.duration(known, exchange).total
             times = seconds * np.exp(noise * rng.normal(size=rounds))
             found.append(Sample(f"{algorithm} {n}", exchange, tuple(times)))

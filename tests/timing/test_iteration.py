@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pipejax import timing
-from pipejax.timing import Cluster, Compute, Duration, Link
+from pipejax.timing import Compute, Duration
 
 COMPUTE = Compute(1.0, 2.0, 0.5)
 
@@ -35,7 +35,7 @@ def test_buckets_start_when_made_and_when_the_link_is_free(buckets, seconds):
     for made in range(1, buckets + 1):
         ready = compute.forward + compute.backward * made / buckets
         free = max(free, ready) + seconds
-    found = timing.bucketed_step_time(compute, bucket, buckets)
+    found = timing.synchronous_step_time(compute, bucket, buckets)
     assert found == pytest.approx(free + compute.update)
     if buckets == 1:
         assert found == pytest.approx(timing.synchronous_step_time(compute, bucket))
@@ -46,7 +46,7 @@ def test_buckets_start_when_made_and_when_the_link_is_free(buckets, seconds):
 @pytest.mark.parametrize("buckets", [0, 1.5, True])
 def test_buckets_must_be_a_positive_whole_number(buckets):
     with pytest.raises(ValueError, match="`buckets` must be a whole number above 0"):
-        timing.bucketed_step_time(Compute.of(0.1), Duration(0, 0, 0, 0, 0), buckets)
+        timing.synchronous_step_time(Compute.of(0.1), Duration(0, 0, 0, 0, 0), buckets)
 
 
 def test_ceilings_are_2_and_four_thirds():
@@ -101,20 +101,6 @@ def test_batch_to_hide_may_be_zero_or_infinite():
     assert timing.batch_to_hide(Compute(0.0, 0.0), exchange(1.0)) == math.inf
     with pytest.raises(ValueError, match="`width` must be a whole number of at least"):
         timing.batch_to_hide(COMPUTE, exchange(1.0), 1)
-
-
-def test_asynchronous_step_is_limited_by_worker_or_server_link():
-    """The limit is a worker's own cycle, then the server's link."""
-    link = Link(0.0, 4e6)
-    assert timing.asynchronous_step_time(Cluster(1, link), COMPUTE, 10**6) == 3.5
-    assert timing.asynchronous_step_time(Cluster(4, link), COMPUTE, 10**6) == 5.5
-    assert timing.asynchronous_step_time(Cluster(9, link), COMPUTE, 10**6) == 8.0
-    slow = Cluster(4, link, reduction=1e6)
-    assert timing.asynchronous_step_time(slow, COMPUTE, 10**6) == 12.0
-
-
-def test_efficiency_is_compute_over_step_time():
-    assert timing.efficiency(3.5, 7.0) == 0.5
 
 
 @pytest.mark.parametrize("width", [0, -1, 1.5, True])

@@ -26,7 +26,7 @@ def best(compute, **changes):
 
 def test_compute_bound_plan_needs_no_codec():
     choice = best(0.5)
-    assert (choice.way.width, choice.way.codec) == (2, None)
+    assert (choice.config.width, choice.config.codec) == (2, None)
     assert choice.step == 0.5
     assert choice.ratio == 1
     assert "hidden behind compute" in choice.reason
@@ -34,23 +34,25 @@ def test_compute_bound_plan_needs_no_codec():
 
 def test_wire_bound_plan_uses_a_codec():
     choice = best(0.12)
-    assert (choice.way.width, choice.way.codec) == (2, "int8")
+    assert (choice.config.width, choice.config.codec) == (2, "int8")
     assert choice.step == 0.12
     assert "to spare" in choice.reason
 
 
 def test_plan_reports_exposed_time_of_a_compressed_exchange():
     choice = best(0.01)
-    assert choice.way.codec == "int8"
+    assert choice.config.codec == "int8"
     assert choice.step == choice.exchange.total > 0.09
     assert choice.reason.startswith("hides 10.0 ms of an exchange of")
     assert choice.reason.endswith("wire")
 
 
 def test_wider_pipeline_is_not_chosen_without_a_gain():
-    assert best(0.5, widths=(1, 2, 3)).way.width == 2
+    assert best(0.5, widths=(1, 2, 3)).config.width == 2
     alone = dataclasses.replace(CLUSTER, link=Link(0, 1e15), reduction=math.inf)
-    assert timing.plan(alone, N, Compute.of(0.5))[0].way == timing.Way(1, "psum")
+    assert timing.plan(alone, N, Compute.of(0.5))[0].config == timing.TrainConfig(
+        1, "psum"
+    )
 
 
 def test_every_way_is_ranked_by_step_time():
@@ -58,11 +60,11 @@ def test_every_way_is_ranked_by_step_time():
     # There are six algorithms, and five with int8, at two widths. Width 1 has 1, 4 or
     # 16 buckets.
     assert len(found) == (3 + 1) * (6 + 5)
-    assert len({choice.way for choice in found}) == len(found)
+    assert len({choice.config for choice in found}) == len(found)
     steps = [choice.step for choice in found]
     assert all(b >= a * 0.99 for a, b in itertools.pairwise(steps))
     assert steps[-1] == max(steps)
-    assert found[-1].way.algorithm == "parameter_server"
+    assert found[-1].config.algorithm == "parameter_server"
     assert found[-1].reason.startswith("waits 1548.1 ms for an exchange of 1548.1 ms")
 
 
@@ -83,16 +85,16 @@ def test_gains_include_hierarchical_all_reduces():
     many = dataclasses.replace(CLUSTER, devices=8, inner=Link(1e-6, 1e11))
     found = timing.plan(many, N, Compute.of(0.12), CODECS)
     (d_sync,) = {c.d_sync for c in found}
-    waits = [c.step for c in found if c.way[:1] + c.way[2:] == (1, None, True, 1)]
+    waits = [c.step for c in found if c.config[:1] + c.config[2:] == (1, None, True, 1)]
     assert d_sync == min(waits)
 
 
 def test_buckets_overlap_the_backward_pass_of_synchronous_steps():
     """A synchronous step has 0.2 s of backward pass, and 0.1 s before it."""
     found = timing.plan(CLUSTER, N, Compute.of(0.3), widths=(1,), buckets=(1, 64))
-    assert found[0].way.buckets == 64
-    alone, compute = found[0].way._replace(buckets=1), Compute.of(0.3)
-    (plain,) = (choice for choice in found if choice.way == alone)
+    assert found[0].config.buckets == 64
+    alone, compute = found[0].config._replace(buckets=1), Compute.of(0.3)
+    (plain,) = (choice for choice in found if choice.config == alone)
     ideal = timing.overlapped_step_time(compute, plain.exchange)
     assert ideal < found[0].step < ideal + 0.2 / 64 + 64 * 6 * 5e-5
     assert plain.step == pytest.approx(
@@ -101,7 +103,7 @@ def test_buckets_overlap_the_backward_pass_of_synchronous_steps():
     assert "the rest beside the backward pass" in found[0].reason
     assert "beside" not in plain.reason
     wide = timing.plan(CLUSTER, N, compute, widths=(2, 3))
-    assert {choice.way.buckets for choice in wide} == {1}
+    assert {choice.config.buckets for choice in wide} == {1}
 
 
 def test_levels_are_planned_for_hosts_with_several_devices():
@@ -109,12 +111,12 @@ def test_levels_are_planned_for_hosts_with_several_devices():
     inner = Link(1e-6, 1e11)
     many = dataclasses.replace(CLUSTER, devices=8, inner=inner)
     choice = timing.plan(many, N, Compute.of(0.01), CODECS)[0]
-    assert choice.way.codec == "int8"
+    assert choice.config.codec == "int8"
     two = [
         c.step
         for levels in (True, False)
         for c in timing.plan(many, N, Compute.of(0.01), CODECS)
-        if c.way == (2, "two_shot", "int8", levels, 1)
+        if c.config == (2, "two_shot", "int8", levels, 1)
     ]
     assert two[0] < two[1] / 6
     assert str(choice).startswith("width 2")
@@ -124,23 +126,23 @@ def test_scaling_falls_once_the_exchange_is_exposed():
     """The exchange is hidden while it is shorter than compute; ring latency grows."""
     compute = Compute.of(0.5)
     choice = best(0.5)
-    curve = timing.scaling(CLUSTER, choice.way, N, compute)
+    curve = timing.scaling(CLUSTER, choice.config, N, compute)
     assert list(curve) == [2**i for i in range(13)]
     assert curve[1] == curve[4] == 1
-    if choice.way.algorithm in ("psum", "ring"):
+    if choice.config.algorithm in ("psum", "ring"):
         assert curve[4096] < 1
-    waits = timing.scaling(CLUSTER, choice.way._replace(width=1), N, compute)
+    waits = timing.scaling(CLUSTER, choice.config._replace(width=1), N, compute)
     assert waits[1] == 1
     assert all(waits[p] < curve[p] for p in curve if p > 1)
 
 
 def test_scaling_with_a_codec_stays_at_1():
     """The bytes of a host do not depend on p, so the exchange stays hidden."""
-    way, compute = best(0.12).way, Compute.of(0.12)
+    way, compute = best(0.12).config, Compute.of(0.12)
     curve = timing.scaling(CLUSTER, way, N, compute, CODECS, hosts=(1, 4))
     assert curve == {1: 1, 4: 1}
     with pytest.raises(
-        ValueError, match="`codecs` must contain the codec of `way`, 'int8'; got"
+        ValueError, match="`codecs` must contain the codec of `config`, 'int8'; got"
     ):
         timing.scaling(CLUSTER, way, N, compute)
 
@@ -155,17 +157,17 @@ def test_power_sgd_is_planned_with_two_thin_matrices():
     """PowerSGD has rank 4, and is not used between hosts of several devices."""
     n = 3 * 2**20
     found = timing.plan(WITH_POWER, n, Compute.of(0.01), {"power_sgd": POWER})
-    ways = {c.way: c for c in found if c.way.codec == "power_sgd"}
+    ways = {c.config: c for c in found if c.config.codec == "power_sgd"}
     assert {way.algorithm for way in ways} == {"psum", "tree", "parameter_server"}
     assert {way.buckets for way in ways} == {1}
-    psum = ways[timing.Way(2, "psum", "power_sgd")].exchange
+    psum = ways[timing.TrainConfig(2, "psum", "power_sgd")].exchange
     assert psum.wire == pytest.approx(2 * 3 / 4 * 4 * 3 * 4 * 2 * 1024 / 62.5e6)
     assert psum.codec == pytest.approx(4 * n / 1e9 + 4 * n / 1e10)
     assert psum.latency == pytest.approx(2 * 6 * 5e-5)  # two rounds
     inner = Link(1e-6, 1e11)
     many = dataclasses.replace(WITH_POWER, devices=8, inner=inner)
     found = timing.plan(many, n, Compute.of(0.01), {"power_sgd": POWER})
-    assert not any(c.way.levels for c in found if c.way.codec)
+    assert not any(c.config.levels for c in found if c.config.codec)
 
 
 def test_power_sgd_is_planned_for_the_leaves_of_a_model():
@@ -173,10 +175,12 @@ def test_power_sgd_is_planned_for_the_leaves_of_a_model():
     n = 512 * 512 + 100
     given = (WITH_POWER, n, Compute.of(0.01), {"power_sgd": POWER})
     found = timing.plan(*given, leaves=leaves)
-    (psum,) = (c for c in found if c.way == (2, "psum", "power_sgd", False, 1))
+    (psum,) = (c for c in found if c.config == (2, "psum", "power_sgd", False, 1))
     sent = 4 * (4 * 2 * 512 + 100)
     assert psum.exchange.wire == pytest.approx(2 * 3 / 4 * sent / 62.5e6)
-    curve = timing.scaling(*given[:1], psum.way, *given[1:], hosts=(4,), leaves=leaves)
+    curve = timing.scaling(
+        *given[:1], psum.config, *given[1:], hosts=(4,), leaves=leaves
+    )
     assert curve[4] == pytest.approx(0.01 / psum.step)
     with pytest.raises(ValueError, match=f"`leaves` must have the {n} elements of the"):
         timing.plan(*given, leaves=((512, 512),))
@@ -188,7 +192,7 @@ def test_codec_with_fewest_dropped_bits_wins_at_equal_speed():
     cluster = Cluster(4, Link(5e-5, 40e6), codecs=speeds)
     known = {"power_sgd": POWER, "int8": codecs.int8(), "bf16": codecs.bf16()}
     found = timing.plan(cluster, N, Compute.of(0.35), known)
-    hidden = [c.way.codec for c in found if c.step == 0.35]
+    hidden = [c.config.codec for c in found if c.step == 0.35]
     assert list(dict.fromkeys(hidden)) == ["bf16", "int8", "power_sgd"]
 
 

@@ -2,23 +2,22 @@
 
 import itertools
 
-import numpy as np
 import pytest
 
 from pipejax import codecs
-from pipejax.timing import FORMS, Cluster, CodecSpeed, Link, Shares
-from pipejax.timing._rounds import Round, WorkSeconds, rounds
+from pipejax.timing import COST_MODELS
+from pipejax.timing._rounds import ROUNDS, Piece
 
-NOTHING = WorkSeconds(lambda size: 0.0, lambda size: 0.0, lambda size: 0.0)
 DEVICES = [1, 2, 3, 4, 5, 7, 8]
 
 
 def messages(algorithm, p, n=8):
-    """Returns kind, (sender, receiver) pairs and bytes of each round with messages."""
+    """Returns pattern, (sender, receiver) pairs and bytes of every message."""
     return [
-        (each.kind, [*zip(each.senders, each.receivers, strict=True)], each.bytes)
-        for each in rounds(algorithm, p, n, None, NOTHING)
-        if each.receivers.size
+        (each.pattern, sorted(zip(*each.pairs(i), strict=True)), each.payload)
+        for each in ROUNDS[algorithm](p, n, None)
+        for i in range(each.repeat)
+        if each.payload
     ]
 
 
@@ -65,7 +64,7 @@ def test_two_shot_halves_connect_every_pair_once(p):
         assert sorted(itertools.chain.from_iterable(half)) == every
 
 
-@pytest.mark.parametrize("algorithm", FORMS)
+@pytest.mark.parametrize("algorithm", COST_MODELS)
 @pytest.mark.parametrize("p", DEVICES)
 def test_no_device_sends_or_receives_twice_in_a_round(algorithm, p):
     for _, pairs, _ in messages(algorithm, p):
@@ -73,7 +72,7 @@ def test_no_device_sends_or_receives_twice_in_a_round(algorithm, p):
             assert len(set(ranks)) == len(ranks)
 
 
-@pytest.mark.parametrize("algorithm", sorted(FORMS.keys() - {"two_shot"}))
+@pytest.mark.parametrize("algorithm", sorted(COST_MODELS.keys() - {"two_shot"}))
 @pytest.mark.parametrize("p", DEVICES)
 def test_all_devices_know_all_contributions_as_early_as_possible(algorithm, p):
     """A message carries all that its sender knows, of itself and from others."""
@@ -93,32 +92,7 @@ def test_all_devices_know_all_contributions_as_early_as_possible(algorithm, p):
     assert complete == [i + 1 >= needed for i in range(len(pairs))]
 
 
-def test_work_times_follow_the_speeds_of_the_cluster():
-    speeds = {"int8": CodecSpeed(encode=1e9, decode=2e9)}
-    cluster = Cluster(2, Link(0.0, 1.0), reduction=4e9, codecs=speeds)
-    work = WorkSeconds.of(cluster, "int8")
-    assert (work.encode(8e9), work.decode(8e9), work.add(8e9)) == (8, 4, 2)
-    plain = WorkSeconds.of(cluster, None)
-    assert (plain.encode(8e9), plain.decode(8e9), plain.add(8e9)) == (0, 0, 2)
-
-
-@pytest.mark.parametrize("algorithm", ["ring", "two_shot", "halving_doubling"])
-@pytest.mark.parametrize("p", [2, 4, 8])
-def test_work_of_a_device_equals_the_closed_form(algorithm, p):
-    """All devices work equally long on each kind, at a byte a second."""
-    codec = codecs.int8(8)
-    counts = FORMS[algorithm](p, 1000, codec)
-    for name in ("encode", "decode", "add"):
-        work = NOTHING._replace(**{name: float})
-        found = sum(r.before + r.after for r in rounds(algorithm, p, 1000, codec, work))
-        wanted = {"encode": "encoded", "decode": "decoded", "add": "summed"}[name]
-        assert found == getattr(counts, wanted)
-
-
-def test_round_has_the_link_share_of_its_kind():
-    shares, none = Shares(pair=0.5, shift=0.8, shuffle=0.25), np.zeros(0, int)
-    found = [
-        Round(none, none, 1.0, kind).share(shares)
-        for kind in ("stream", "pair", "shift", "shuffle")
-    ]
-    assert found == [1.0, 0.5, 0.8, 0.25]
+def test_piece_is_padded_to_whole_blocks():
+    """10 elements in 3 pieces are 4 each, or a block of 8 with its scale."""
+    assert Piece.of(10, 3, None) == Piece(bytes=16, coded=0, payload=16)
+    assert Piece.of(10, 3, codecs.int8(8)) == Piece(bytes=32, coded=32, payload=12)

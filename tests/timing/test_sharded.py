@@ -31,7 +31,7 @@ def test_shards_use_their_share_of_the_link_between_hosts():
     compute = Compute.of(0.1)
     whole = plan(one, 80_000_000, compute)
     shards = plan(sharded(CLUSTER), 10_000_000, compute)
-    assert [str(x.way) for x in shards] == [str(x.way) for x in whole]
+    assert [str(x.config) for x in shards] == [str(x.config) for x in whole]
     for ours, theirs in zip(shards, whole, strict=True):
         assert ours.exchange.wire == pytest.approx(theirs.exchange.wire, rel=1e-3)
 
@@ -42,7 +42,7 @@ def test_simulation_of_sharded_devices_agrees_with_the_plan():
     (way,) = (
         x
         for x in plan(cluster, 10_000_000, Compute.of(0.1))
-        if str(x.way) == "width 2, ring, all bits"
+        if str(x.config) == "width 2, ring, all bits"
     )
     work = Workload(0.1, 10_000_000, "ring")
     simulated = simulate(cluster, work, width=2).step_time

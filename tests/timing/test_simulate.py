@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipejax import codecs, timing
-from pipejax.timing import FORMS, Cluster, CodecSpeed, Link, Shares, Workload
+from pipejax.timing import COST_MODELS, Cluster, CodecSpeed, Link, Shares, Workload
 
 INT8 = codecs.int8()
 
@@ -31,7 +31,7 @@ def exchange_seconds(where, work):
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8, 64])
 @pytest.mark.parametrize(
     ("algorithm", "codec"),
-    [(a, c) for a in FORMS for c in (None, "int8") if (a, c) != ("psum", "int8")],
+    [(a, c) for a in COST_MODELS for c in (None, "int8") if (a, c) != ("psum", "int8")],
 )
 @pytest.mark.parametrize("shares", [Shares(), Shares(0.5, 0.8, 0.7)])
 def test_simulated_exchanges_equal_the_closed_form(algorithm, codec, p, shares):

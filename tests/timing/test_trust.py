@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipejax import timing
-from pipejax.timing import FORMS, Cluster, ExchangeCounts, Link, Sample
+from pipejax.timing import COST_MODELS, Cluster, ExchangeCounts, Link, Sample
 
 RESULTS = pathlib.Path(__file__).parents[2] / "experiments" / "results"
 KNOWN = Cluster(4, Link(2e-4, 62.5e6), reduction=4e9, synchronisation=5e-4)
@@ -21,7 +21,7 @@ def judged(noise=0.0, rounds=3, known=KNOWN, sizes=SIZES, change=None):
     rng, samples = np.random.default_rng(0), []
     for algorithm in ALGORITHMS:
         for n in sizes:
-            exchange = ExchangeCounts(FORMS[algorithm](known.hosts, n, None))
+            exchange = ExchangeCounts(COST_MODELS[algorithm](known.hosts, n, None))
             times = timing.duration(known, exchange).total * np.ones(rounds)
             times = times * np.exp(noise * rng.normal(size=rounds))
             if change:
@@ -52,7 +52,7 @@ def committed():
         samples = []
         for name, times in cell["samples"].items():
             algorithm, n = name.split()
-            counts = FORMS[algorithm](cell["hosts"], int(n), None)
+            counts = COST_MODELS[algorithm](cell["hosts"], int(n), None)
             samples.append(Sample(name, ExchangeCounts(counts), tuple(times), int(n)))
         yield timing.fit(cell["hosts"], samples, cell["cluster"]["reduction"])
 

@@ -10,3 +10,4 @@ from ._report import Collective as Collective
 from ._report import Item as Item
 from ._report import Report as Report
 from ._report import amount as amount
+from ._report import two_digits as two_digits

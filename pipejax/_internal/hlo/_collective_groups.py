@@ -13,9 +13,6 @@ from ._parse import parse
 class CollectiveGroups(NamedTuple):
     """A collective of a program, and the devices that exchange data in it.
 
-    A `Collective` of a `Report` says what runs during a collective; a
-    `CollectiveGroups` says between which devices it takes place.
-
     Attributes:
       kind: Kind of the collective, as in `Collective.kind`.
       groups: Sets of devices that exchange data with one another. In a permute, devices
@@ -41,14 +38,12 @@ def collective_groups(
 ) -> tuple[CollectiveGroups, ...]:
     """Lists a program's collectives, each with the sets of devices that exchange data.
 
-    Each instruction is listed once, however often it runs. Instructions in loops and in
-    all branches are listed too. In a program for several TPU slices, a collective
-    inside a slice is listed with the groups of every slice, even if only some slices
-    take its branch.
+    Each instruction is listed once, however often it runs, also those in loops and in
+    all branches. In a program for several TPU slices, a collective inside a slice is
+    listed with the groups of every slice, even if only some slices take its branch.
 
     Use it to check where a program communicates, for example that a collective stays
-    inside a process. Unlike `inspect`, it does not need a scheduled program, and does
-    not say what runs during a collective.
+    inside a process. Unlike `inspect`, it does not need a scheduled program.
 
     Args:
       program: A compiled program, or the text of one, scheduled or not.

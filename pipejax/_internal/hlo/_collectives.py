@@ -39,7 +39,6 @@ def kind_of(op: Instruction) -> str:
 
 
 def group_size(op: Instruction, module: Module) -> int:
-    """Returns the number of devices in the largest group of a collective."""
     across = _slices.between_slices(op)
     groups = _slices.groups_by_id(op) if across else groups_of(op, module)
     return max(map(len, groups), default=0)

@@ -30,7 +30,6 @@ def by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
 def device_groups(
     op: Instruction, module: Module, slices: list[list[Any]]
 ) -> tuple[frozenset[Any], ...]:
-    """Returns the sets of devices that exchange data in a collective."""
     if not _slices.between_slices(op):
         return tuple(
             frozenset(devices[i] for i in group)

@@ -44,16 +44,9 @@ _HARMLESS = re.compile(
 
 @dataclasses.dataclass(frozen=True, order=True)
 class WorkCount:
-    """An amount of work on one device.
-
-    Attributes:
-      flops: FLOPs of matmuls and convolutions.
-      operations: Number of kernels. A fusion is one kernel, whatever it contains.
-    """
-
-    flops: float = 0.0
+    flops: float = 0.0  # of matmuls and convolutions
     matmuls: int = 0
-    operations: int = 0
+    operations: int = 0  # kernels; a fusion is one, whatever it contains
 
     def __add__(self, other: "WorkCount") -> "WorkCount":
         return WorkCount(
@@ -69,14 +62,9 @@ class WorkCount:
 
 
 class Counter:
-    """Counts the work of a module's instructions and computations.
-
-    Attributes:
-      uncounted: Why the FLOPs of an instruction are not counted in full, by its name.
-    """
-
     def __init__(self, module: Module):
         self.module = module
+        # Why the FLOPs of an instruction are not counted in full, by its name.
         self.uncounted: dict[str, str] = {}
         self._known: dict[str, WorkCount] = {}
 

@@ -55,7 +55,7 @@ def groups_of(collective: Instruction, module: Module) -> tuple[Group, ...]:
     why = f"its groups have an unknown form or do not fit its {count} devices"
     try:
         found = _by_device(collective, _written(collective), module)
-    except ValueError as error:
+    except (ValueError, IndexError, KeyError) as error:
         raise not_understood(collective.line, why) from error
     # Groups that overlap, or have unknown devices, were read in a wrong mode.
     members = [device for group in found for device in group]
@@ -156,32 +156,21 @@ def connected(pairs: Iterable[Group]) -> list[Group]:
 def _by_device(
     op: Instruction, written: list[Group], module: Module
 ) -> tuple[Group, ...]:
-    replicas, partitions = range(module.replica_count), range(module.num_partitions)
-
-    def device(replica: int, partition: int) -> int:
-        return replica * len(partitions) + partition
-
-    mode = _mode(op)
-    if mode == "flattened_id":
-        return tuple(written) or (frozenset(range(len(replicas) * len(partitions))),)
-    if mode == "cross_replica_and_partition":
-        return tuple(
-            frozenset(device(r, p) for r in group for p in partitions)
-            for group in written or [frozenset(replicas)]
-        )
-    if mode == "cross_partition":
-        return tuple(
-            frozenset(device(r, p) for p in group)
-            for r in replicas
-            for group in written or [frozenset(partitions)]
-        )
-    if mode == "cross_replica":
-        return tuple(
-            frozenset(device(r, p) for r in group)
-            for p in partitions
-            for group in written or [frozenset(replicas)]
-        )
-    raise ValueError(mode)
+    ids = np.arange(module.replica_count * module.num_partitions)
+    grid = ids.reshape(module.replica_count, module.num_partitions)
+    # Every list has the device, or the devices, that each number of a group stands for.
+    # The groups are repeated for each of the lists.
+    lists = {
+        "flattened_id": ids[None],
+        "cross_replica_and_partition": grid[None],
+        "cross_partition": grid,
+        "cross_replica": grid.T,
+    }[_mode(op)]
+    return tuple(
+        frozenset(devices[sorted(group)].flatten().tolist())
+        for devices in lists
+        for group in written or [frozenset(range(len(devices)))]
+    )
 
 
 def _mode(op: Instruction) -> str:

@@ -1,7 +1,7 @@
 """Counts the FLOPs of one matmul or convolution.
 
-A multiplication and its addition are two FLOPs, as in XLA's own cost analysis. That
-analysis needs a compiled program, whereas the functions here need only its text.
+A multiplication and its addition are two FLOPs, as in XLA's own cost analysis, which
+needs a compiled program.
 
 - A dot has `2 * prod(output) * prod(contracted)` FLOPs, where `output` are the
   dimensions of the result and `contracted` are the dimensions that are summed over.
@@ -51,7 +51,6 @@ def flops_of(op: Instruction, shapes: list[Shape]) -> float | None:
 
 
 def _dot(lhs: Shape, out: Shape, contracting: str) -> float:
-    """Returns the FLOPs of a matmul that contracts these dimensions of `lhs`."""
     contracted = (lhs.dims[int(i)] for i in re.findall(r"\d+", contracting))
     return 2.0 * out.size * math.prod(contracted)
 

@@ -6,25 +6,14 @@ import jax
 
 
 class Memory(NamedTuple):
-    """The memory that a program needs on one device, in bytes.
-
-    The numbers are those of XLA's buffer assignment. They are known as soon as the
-    program is compiled, and nothing has to run.
+    """The memory that a program needs on one device, in bytes, as XLA assigned it.
 
     Attributes:
-      arguments: Size of the program's arguments, in bytes.
-      outputs: Size of its outputs, in bytes.
-      temporaries: Size of everything that it allocates while it runs, in bytes:
-        activations, copies and buffers of collectives.
-      aliased: Size of the outputs that take the place of donated arguments, in bytes.
-
-    Examples:
-      An argument and an output of eight float32 numbers, 32 bytes each:
-
-      >>> compiled = jax.jit(lambda x: 2 * x).lower(jax.numpy.ones(8)).compile()
-      >>> memory = Memory.of(compiled)
-      >>> memory.arguments, memory.outputs, memory.live
-      (32, 32, 64)
+      arguments: Bytes of the program's arguments.
+      outputs: Bytes of its outputs.
+      temporaries: Bytes of everything that it allocates while it runs: activations,
+        copies and buffers of collectives.
+      aliased: Bytes of the outputs that take the place of donated arguments.
     """
 
     arguments: int
@@ -34,14 +23,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, program: jax.stages.Compiled) -> "Memory | None":
-        """Returns the memory of a compiled program, if its backend reports it.
-
-        Args:
-          program: A compiled program.
-
-        Returns:
-          A `Memory`, or `None` if the backend has no memory analysis.
-        """
+        """Returns the memory of a compiled program, or `None` if it is not reported."""
         found: Any = program.memory_analysis()
         if found is None:
             return None
@@ -58,8 +40,8 @@ class Memory(NamedTuple):
 
         $$live = arguments + outputs + temporaries - aliased$$
 
-        Arrays that the caller holds and the program does not use are not included. For
-        a train step, these are the messages that stay in flight during the step.
+        It leaves out arrays that the caller holds and the program does not use: for a
+        train step, the messages that stay in flight during the step.
         """
         return self.arguments + self.outputs + self.temporaries - self.aliased
 

@@ -1,7 +1,7 @@
 """Compiled HLO as Python objects: a module, its computations and their instructions.
 
-`_parse` makes these objects from HLO text. An attribute or operand that must be there
-has no default: if the text lacks it, the error quotes the line.
+An attribute or operand that must be there has no default: if the text lacks it, the
+error quotes the line.
 """
 
 import dataclasses
@@ -43,22 +43,12 @@ class Shape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An HLO instruction, which is one line of a computation.
-
-    Attributes:
-      shapes: Shapes of the arrays in the result; of a tuple, those of its leaves in
-        order.
-      operands: Names of the operands, which are in the same computation.
-      literal: Text between the parentheses of a constant or parameter.
-      attributes: Text of each attribute as printed, by the name of the attribute.
-    """
-
     name: str
     opcode: str
-    shapes: tuple[Shape, ...]
-    operands: tuple[str, ...]
-    literal: str
-    attributes: dict[str, str]
+    shapes: tuple[Shape, ...]  # of the arrays in the result, or the leaves of a tuple
+    operands: tuple[str, ...]  # names of instructions in the same computation
+    literal: str  # text between the parentheses of a constant or parameter
+    attributes: dict[str, str]  # text of each attribute as printed
     line: str
 
     def operand(self, place: int = 0) -> str:
@@ -81,7 +71,6 @@ class Instruction:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Returns the names of the computations that the instruction calls."""
         texts = [self.attributes[key] for key in _CALLS if key in self.attributes]
         return tuple(name.strip("{}% ") for text in texts for name in text.split(","))
 
@@ -107,7 +96,6 @@ class Instruction:
 
     @property
     def frontend(self) -> dict[str, str]:
-        """Returns the frontend attributes, without quotation marks."""
         text = self.attributes.get("frontend_attributes", "{}")[1:-1]
         parted = (piece.partition("=") for piece in split(text))
         return {key: value.strip('"') for key, _, value in parted}
@@ -123,11 +111,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """An HLO computation, whose value is that of its instruction `root`.
-
-    The instructions are in the order of the text. This is the order in which they run
-    if the module is scheduled.
-    """
+    """An HLO computation, whose instructions are in the order of the text."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -146,20 +130,12 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """An HLO module, which is a whole program.
-
-    Attributes:
-      is_scheduled: Whether instructions stand in the order in which they run.
-      num_partitions: Number of partitions of each replica.
-      entry: The computation that the program starts with.
-    """
-
     name: str
-    is_scheduled: bool
-    num_partitions: int
+    is_scheduled: bool  # whether instructions stand in the order in which they run
+    num_partitions: int  # of each replica
     replica_count: int
     computations: dict[str, Computation]
-    entry: Computation
+    entry: Computation  # the computation that the program starts with
 
 
 # A string is one token, because names of operations contain brackets and commas.

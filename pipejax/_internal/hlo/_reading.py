@@ -17,18 +17,14 @@ Covered = collections.defaultdict[tuple[str, ...] | None, float]
 
 
 class Reading:
-    """A walk over the computations of a module, in the order they run.
-
-    Attributes:
-      collectives: Collectives found so far. Their `share` is 0 until `report` sets it.
-      schedule: Items found so far, for `timeline`.
-    """
+    """A walk over the computations of a module, in the order they run."""
 
     def __init__(self, module: Module, axes: MeshAxes | None = None):
         self.module = module
         self.axes = axes
         self.counter = Counter(module)
         self.finder = Finder(module)
+        # Found so far. The `share` of a collective is 0 until `report` sets it.
         self.collectives: list[Collective] = []
         self.schedule: list[Item] = []
 
@@ -36,21 +32,20 @@ class Reading:
         entry = self.module.entry
         total = self.counter.whole(entry.name)
         covered = self._walk(entry, 1, 0)[1]
-        by_axis = {axes: flops for axes, flops in covered.items() if axes is not None}
         self._check_complete()
-        by_share = (
-            c._replace(share=c.flops / total.flops if total.flops else 0.0)
+        flops = total.flops
+        by_axis = {axes: x / flops for axes, x in covered.items() if flops}
+        collectives = (
+            c._replace(share=c.flops / flops if flops else 0.0)
             for c in self.collectives
         )
         return Report(
             program=self.module.name,
-            flops=total.flops,
+            flops=flops,
             matmuls=total.matmuls,
-            collectives=tuple(by_share),
-            covered=covered[None] / total.flops if total.flops else None,
-            covered_by={x: y / total.flops for x, y in by_axis.items()}
-            if total.flops
-            else {},
+            collectives=tuple(collectives),
+            covered=by_axis.pop(None, None),
+            covered_by={axes: x for axes, x in by_axis.items() if axes is not None},
             uncounted=tuple(f"{k}: {v}" for k, v in self.counter.uncounted.items()),
             schedule=tuple(self.schedule),
         )
@@ -161,7 +156,6 @@ class Reading:
         )
 
     def _holds(self, op: Instruction) -> bool:
-        """Returns whether there is a collective in what `op` calls, at any depth."""
         homes = [self.module.computations[name] for name in op.calls]
         return any(
             is_collective(x) or self._holds(x)

@@ -1,6 +1,6 @@
 """The result of `inspect`: numbers, and a table that prints them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ._memory import Memory
@@ -17,9 +17,8 @@ no collectives: the program has no communication to hide. Possible reasons:
 class Collective(NamedTuple):
     """A collective of a program, and the compute that runs while it is in progress.
 
-    `bytes` and `wire_bytes` describe one execution of the collective on one device.
-    `operations`, `matmuls`, `flops` and `share` describe all of its executions together
-    (`times` of them), also on one device.
+    All numbers are of one device. `bytes` and `wire_bytes` are of one execution, and
+    `operations`, `matmuls`, `flops` and `share` of all executions together.
 
     Attributes:
       name: Name of the HLO instruction that starts the collective. If one instruction
@@ -27,13 +26,11 @@ class Collective(NamedTuple):
       kind: `"all-reduce"`, `"all-gather"`, `"reduce-scatter"`, `"all-to-all"`,
         `"ragged-all-to-all"`, `"collective-permute"`, `"collective-broadcast"`,
         `"collective-reduce"`, `"send"` or `"recv"`.
-      dtypes: HLO dtypes of the arrays that the collective moves, such as `"f32"`. Each
-        dtype is listed once.
-      group_size: Number of devices p that exchange data with one another, in the
-        largest group.
+      dtypes: HLO dtypes of the arrays that the collective moves, such as `"f32"`.
+      group_size: Number of devices p that exchange data, in the largest group.
       bytes: Size n of the arrays that one device contributes, in bytes. For a ragged
-        all-to-all it is the size of the whole input array, although a device may send
-        only a part of it. For a `"recv"` it is the size of the array that arrives.
+        all-to-all it is the size of the whole input array, of which a device may send
+        only a part. For a `"recv"` it is the size of the array that arrives.
       wire_bytes: Least number of bytes that one device must send, whichever algorithm
         is used: `2 (p-1)/p n` for an all-reduce, `(p-1)/p n` for a reduce-scatter or an
         all-to-all, `(p-1) n` for an all-gather, 0 for a `"recv"`, and `n` for the other
@@ -47,8 +44,8 @@ class Collective(NamedTuple):
         FLOPs.
       times: Number of executions: the product of the trip counts of the loops around
         the collective.
-      op_name: JAX operation that the collective comes from, such as
-        `"jit(step)/psum"`; empty if the program does not name it.
+      op_name: JAX operation that the collective comes from, such as `"jit(step)/psum"`;
+        empty if the program does not name it.
       axes: Mesh axes along which the devices of a group differ, such as `("host",)`.
         `None` if `inspect` does not know the mesh.
     """
@@ -70,31 +67,21 @@ class Collective(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A kernel, loop or collective of the schedule, as `timeline` draws it.
-
-    Attributes:
-      kind: `"matmul"` if there is one in the item, the kind of a collective, or
-        `"other"`.
-      flops: FLOPs of all executions of the item; 0 for a collective.
-      start: Number of compute items in the schedule before the item starts.
-      end: Number of compute items in the schedule before the item ends.
-    """
+    """A kernel, loop or collective of the schedule, as `timeline` draws it."""
 
     name: str
-    kind: str
-    flops: float
-    start: int
-    end: int
+    kind: str  # "matmul" if it has one, the kind of a collective, or "other"
+    flops: float  # of all executions; 0 for a collective
+    start: int  # compute items in the schedule before it starts
+    end: int  # compute items in the schedule before it ends
 
 
 class Report(NamedTuple):
     """The compute of a program that runs while its collectives are in progress.
 
-    A report describes a schedule and contains no times. It says how many FLOPs are
-    scheduled between the start and the end of each collective. Only a measurement (see
-    `measure`) shows whether these FLOPs last long enough to hide the collective.
-
-    `print(report)` prints a table with one row for each collective.
+    A report describes a schedule and contains no times. Only `measure` shows whether
+    the compute lasts long enough to hide the collectives. `print(report)` prints a
+    table with one row for each collective.
 
     Attributes:
       program: Name of the HLO module.
@@ -109,8 +96,7 @@ class Report(NamedTuple):
         loop without collectives is one item, a loop with collectives is drawn as one
         iteration, and a conditional with collectives as its largest branch.
       covered_by: The same share for the collectives over given mesh axes, by the names
-        of the axes; empty for a program without FLOPs, or if `inspect` does not know
-        the mesh.
+        of the axes; empty for a program without FLOPs, or if the mesh is not known.
       memory: Memory that the program needs on one device. `None` if `inspect` was given
         HLO text, which does not contain it, or if the backend does not report it.
 
@@ -147,8 +133,7 @@ class Report(NamedTuple):
         $$share = \sum_c b_c s_c / \sum_c b_c$$
 
         Here `b_c` is `times * wire_bytes` of collective c, and `s_c` is its `share`.
-        The mean is 1 if all FLOPs run during every collective, and 0 if all collectives
-        are synchronous. It is `None` if nothing is sent or the program has no FLOPs.
+        The mean is `None` if nothing is sent or the program has no FLOPs.
 
         `covered` counts each FLOP once, however many collectives are in progress. If
         two equal collectives follow each other and each spans half of the FLOPs,
@@ -184,15 +169,7 @@ class Report(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything but the schedule, as a dict of types that JSON has."""
-        collectives = [
-            {
-                **c._asdict(),
-                "dtypes": list(c.dtypes),
-                "axes": None if c.axes is None else list(c.axes),
-            }
-            for c in self.collectives
-        ]
+        """Returns everything but the schedule, as a dict that `json.dumps` takes."""
         return {
             "program": self.program,
             "flops": self.flops,
@@ -202,7 +179,7 @@ class Report(NamedTuple):
             "covered_by": {"+".join(k): v for k, v in self.covered_by.items()},
             "share_by": {"+".join(k): v for k, v in self.share_by.items()},
             "uncounted": list(self.uncounted),
-            "collectives": collectives,
+            "collectives": [c._asdict() for c in self.collectives],
             "memory": None if self.memory is None else self.memory.to_dict(),
         }
 
@@ -223,7 +200,7 @@ class Report(NamedTuple):
             [
                 *lines,
                 "",
-                *_table([_row(c) for c in self.collectives]),
+                *_table(self.collectives),
                 "",
                 "share of FLOPs under at least one collective:"
                 f" {two_digits(self.covered)}",
@@ -245,50 +222,33 @@ class Report(NamedTuple):
         ]
 
 
-_HEAD = (
-    "collective",
-    "dtype",
-    "devices",
-    "over",
-    "payload",
-    "sent",
-    "times",
-    "mode",
-    "operations",
-    "matmuls",
-    "share",
-    "from",
-)
+# The columns of the table: how they are aligned, and what they say.
+_COLUMNS: dict[str, tuple[str, Callable[[Collective], object]]] = {
+    "collective": ("<", lambda c: c.kind),
+    "dtype": ("<", lambda c: "+".join(c.dtypes)),
+    "devices": (">", lambda c: c.group_size),
+    "over": ("<", lambda c: _joined(c.axes)),
+    "payload": (">", lambda c: f"{amount(c.bytes)}B"),
+    "sent": (">", lambda c: f"{amount(c.wire_bytes)}B"),
+    "times": (">", lambda c: c.times),
+    "mode": ("<", lambda c: "async" if c.asynchronous else "SYNC"),
+    "operations": (">", lambda c: c.operations),
+    "matmuls": (">", lambda c: c.matmuls),
+    "share": (">", lambda c: f"{c.share:.2f}"),
+    "from": (
+        "<",
+        lambda c: c.op_name if len(c.op_name) <= 40 else f"...{c.op_name[-37:]}",
+    ),
+}
 
 
-def _row(c: Collective) -> tuple[str, ...]:
-    return (
-        c.kind,
-        "+".join(c.dtypes),
-        str(c.group_size),
-        _joined(c.axes),
-        f"{amount(c.bytes)}B",
-        f"{amount(c.wire_bytes)}B",
-        str(c.times),
-        "async" if c.asynchronous else "SYNC",
-        str(c.operations),
-        str(c.matmuls),
-        f"{c.share:.2f}",
-        c.op_name if len(c.op_name) <= 40 else f"...{c.op_name[-37:]}",
-    )
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Aligns columns of words to the left and columns of numbers to the right."""
-    left = {"collective", "dtype", "over", "mode", "from"}
-    widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if name in left else cell.rjust(width)
-            for name, cell, width in zip(_HEAD, row, widths, strict=True)
-        ).rstrip()
-        for row in (_HEAD, *rows)
-    ]
+def _table(collectives: Sequence[Collective]) -> list[str]:
+    columns = []
+    for title, (side, says) in _COLUMNS.items():
+        cells = [title, *(str(says(c)) for c in collectives)]
+        width = max(map(len, cells))
+        columns.append([f"{cell:{side}{width}}" for cell in cells])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _joined(axes: tuple[str, ...] | None) -> str:

@@ -15,8 +15,8 @@ following forms:
   collective continue it while they run compute of their own.
 - A start that a loop passes on to its next iteration: the collective is in progress
   from the start to the end of the loop body, and from the top of the body to the done.
-- A collective between TPU slices: it is in progress from its `send` to the
-  `recv-done` of the `recv` that belongs to it.
+- A collective between TPU slices: it is in progress from its `send` to the `recv-done`
+  of the `recv` that belongs to it.
 """
 
 from typing import NamedTuple
@@ -48,43 +48,36 @@ _WRAPPERS = ("call", "custom-call", "fusion")
 
 
 class Span(NamedTuple):
-    """A collective, and where it is in progress in the schedule of one computation.
+    """A collective, and where it is in progress in the schedule of one computation."""
 
-    Attributes:
-      name: Name of `start`, and of `op` too if `start` starts several collectives.
-      op: The collective itself: `start`, or an instruction that `start` wraps.
-      home: The computation that contains `op`.
-      at: Index of `start` in the schedule of its computation.
-      stretches: Indices in this schedule of what runs meanwhile; empty if synchronous.
-    """
-
-    name: str
+    name: str  # of `start`, and of `op` too if `start` starts several collectives
     start: Instruction
-    op: Instruction
-    home: Computation
-    at: int
-    stretches: tuple[range, ...]
+    op: Instruction  # the collective: `start`, or an instruction that `start` wraps
+    home: Computation  # the computation that contains `op`
+    at: int  # index of `start` in the schedule of its computation
+    stretches: tuple[range, ...]  # what runs meanwhile there; empty if synchronous
 
     @property
     def kind(self) -> str:
         return kind_of(self.op)
 
 
+class End(NamedTuple):
+    """Where a start is waited for; `earlier` if by the next iteration of a loop."""
+
+    at: int
+    earlier: bool
+
+
 class Finder:
-    """Finds the collectives of a module.
-
-    Attributes:
-      seen: Names of the computations whose collectives have been found.
-    """
-
     def __init__(self, module: Module):
         self.module = module
-        self.seen: set[str] = set()
+        self.seen: set[str] = set()  # computations that have been searched
 
     def spans(self, home: Computation) -> list[Span]:
         """Finds the collectives that start in `home`, outside of loops and branches."""
         self.seen.add(home.name)
-        here, above, fused = *self._ends(home), self._fused(home)
+        ends, fused = self._ends(home), self._fused(home)
         found = []
         for at, start in enumerate(home.instructions):
             held = self.collectives_of(start, home)
@@ -96,7 +89,7 @@ class Finder:
                 elif not _is_start(start) or _is_synchronous(start, op):
                     stretches = ()
                 else:
-                    stretches = _stretches(at, home, here, above)
+                    stretches = _stretches(at, home, ends.get(start.name))
                 if stretches is not None:
                     name = start.name if len(held) == 1 else f"{start.name}/{op.name}"
                     found.append(Span(name, start, op, inside, at, stretches))
@@ -136,40 +129,44 @@ class Finder:
                 self.seen.add(name)
         return found
 
-    def _ends(self, home: Computation) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns the index of the instruction that waits for each start in `home`."""
-        # Starts that are waited for in the same run of `home`, by name.
-        here: dict[str, int] = {}
-        # Starts that a loop passes on, and that its next iteration waits for.
-        above: dict[str, int] = {}
+    def _ends(self, home: Computation) -> dict[str, End]:
+        """Returns where each start of `home` is waited for, by the start's name."""
+        ends: dict[str, End] = {}
         for at, op in enumerate(home.instructions):
             # Copies may be asynchronous too, and are no collectives.
-            if not op.opcode.endswith("-done") or _base(op) in _COPIES:
-                continue
-            origin, place = _origin(home, op.operand())
-            if origin.opcode == "while":
-                # This waits for the start of the last iteration. The loop body waits
-                # for the starts of earlier iterations.
-                body = self.module.computations[origin.attribute("body").strip("%")]
-                if _is_start(_handed_on(body, place)):
-                    continue
-            # A value that comes with the parameter of a loop body is from the iteration
-            # before. The start is what a body hands on at the same place.
-            ends = above if origin.opcode == "parameter" else here
-            origin = _handed_on(home, place) if ends is above else origin
-            if not _is_start(origin):
-                raise _unpaired(op, "is waited for and started nowhere")
-            ends[origin.name] = at
+            waits = op.opcode.endswith("-done") and _base(op) not in _COPIES
+            if waits and (found := self._started(op, home)):
+                ends[found[0].name] = End(at, found[1])
         for send in filter(_slices.between_slices, home.instructions):
             # This collective ends when the device has received its result, not when its
             # `send` is done.
             if send.opcode == "send":
-                recv = _other_half(send, home)
-                for ends in (here, above):
-                    ends.pop(send.name, None)
-                    if recv.name in ends:
-                        ends[send.name] = ends[recv.name]
-        return here, above
+                ends.pop(send.name, None)
+                recv = _other_half(send, home).name
+                if recv in ends:
+                    ends[send.name] = ends[recv]
+        return ends
+
+    def _started(
+        self, done: Instruction, home: Computation
+    ) -> tuple[Instruction, bool] | None:
+        """Returns the start that `done` waits for, and whether it is an iteration old.
+
+        `None` if it waits for what the last iteration of a loop has started.
+        """
+        origin, place = _origin(home, done.operand())
+        if origin.opcode == "while":
+            # The loop body waits for the starts of earlier iterations.
+            body = self.module.computations[origin.attribute("body").strip("%")]
+            if _is_start(_handed_on(body, place)):
+                return None
+        # A value that comes with the parameter of a loop body is from the iteration
+        # before. The start is what a body hands on at the same place.
+        earlier = origin.opcode == "parameter"
+        start = _handed_on(home, place) if earlier else origin
+        if not _is_start(start):
+            raise _unpaired(done, "is waited for and started nowhere")
+        return start, earlier
 
     def _fused(self, home: Computation) -> dict[tuple[int, str], tuple[range, ...]]:
         """Finds the stretches of the collectives in fusions of `home`."""
@@ -209,26 +206,23 @@ def _other_half(send: Instruction, home: Computation) -> Instruction:
     send.refuse("no `recv` in its computation has the same rendezvous key")
 
 
-def _stretches(
-    at: int, home: Computation, here: dict[str, int], above: dict[str, int]
-) -> tuple[range, ...]:
+def _stretches(at: int, home: Computation, end: End | None) -> tuple[range, ...]:
     """Returns the ranges from the start at index `at` to where it is waited for."""
-    start, begin = home.instructions[at], at + 1
+    start, begin, count = home.instructions[at], at + 1, len(home.instructions)
     for i, op in enumerate(home.instructions):
         # A start without operands only prepares the collective. The collective starts
         # at the update that brings the operands.
         brings = op.opcode.endswith("-update") and len(op.operands) > 1
         if brings and not start.operands and op.operands[0] == start.name:
             begin = i + 1
-    if start.name in here:
-        return (range(begin, here[start.name]),)
-    if start.name in above:
-        # The done is of the iteration before. If it comes before the start, the
-        # collective is in progress at both ends of the body. If it comes after the
-        # start, there is one in progress at any time.
-        end = above[start.name]
-        rest = range(begin, len(home.instructions))
-        return (range(end), rest) if end < begin else (range(len(home.instructions)),)
+    if end and not end.earlier:
+        return (range(begin, end.at),)
+    if end:
+        # If the done comes before the start, the collective is in progress at both ends
+        # of the body. If it comes after the start, there is one in progress at any
+        # time.
+        both = (range(end.at), range(begin, count))
+        return both if end.at < begin else (range(count),)
     for i, op in enumerate(home.instructions):
         if op.opcode == "while" and home[op.operand()].opcode == "tuple":
             elements = home[op.operand()].operands

@@ -47,7 +47,7 @@ def test_shares_are_reported_by_axis():
     assert "over b+c: under at least one 0.00" in str(found)
     written = found.to_dict()
     assert written["covered_by"] == {"a": 0.0, "b+c": 0.0}
-    assert [x["axes"] for x in written["collectives"]] == [["a"], ["b", "c"]]
+    assert [x["axes"] for x in written["collectives"]] == [("a",), ("b", "c")]
 
 
 def test_flops_under_collectives_are_counted_by_axis():

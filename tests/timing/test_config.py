@@ -3,7 +3,15 @@
 import pytest
 
 from pipejax import codecs
-from pipejax.timing import Choice, Cluster, CodecSpeed, Compute, Duration, Link, Way
+from pipejax.timing import (
+    Cluster,
+    CodecSpeed,
+    Compute,
+    Duration,
+    Link,
+    RankedConfig,
+    TrainConfig,
+)
 
 COMPUTE = Compute(forward=0.1, backward=0.2, update=0.03)
 
@@ -15,10 +23,10 @@ def exchange(wire=0.0, codec=0.0):
 @pytest.mark.parametrize(
     ("way", "says"),
     [
-        (Way(1, "psum"), "width 1, psum, all bits"),
-        (Way(2, "ring", "int8"), "width 2, ring, int8"),
-        (Way(2, "tree", levels=True), "width 2, hierarchical, tree, all bits"),
-        (Way(1, "ring", buckets=4), "width 1, ring, all bits, 4 buckets"),
+        (TrainConfig(1, "psum"), "width 1, psum, all bits"),
+        (TrainConfig(2, "ring", "int8"), "width 2, ring, int8"),
+        (TrainConfig(2, "tree", levels=True), "width 2, hierarchical, tree, all bits"),
+        (TrainConfig(1, "ring", buckets=4), "width 1, ring, all bits, 4 buckets"),
     ],
 )
 def test_way_is_printed_by_its_settings(way, says):
@@ -28,35 +36,37 @@ def test_way_is_printed_by_its_settings(way, says):
 def test_exchange_of_a_way_is_one_bucket():
     """Three buckets of 10 elements have 4 each; psum on 4 devices sends 2 * 3/4."""
     cluster = Cluster(4, Link(0.0, 1.0))
-    assert Way(1, "psum", buckets=3).exchange(cluster, 10, None).wire == 1.5 * 16
-    assert Way(1, "psum").exchange(cluster, 10, None).wire == 1.5 * 40
+    assert (
+        TrainConfig(1, "psum", buckets=3).exchange(cluster, 10, None).wire == 1.5 * 16
+    )
+    assert TrainConfig(1, "psum").exchange(cluster, 10, None).wire == 1.5 * 40
 
 
 def test_exchange_on_one_device_takes_no_time():
     speeds = {"int8": CodecSpeed(1.0, 1.0)}
     alone = Cluster(1, Link(1.0, 1.0), codecs=speeds, synchronisation=1.0)
-    way = Way(2, "ring", "int8")
+    way = TrainConfig(2, "ring", "int8")
     assert way.exchange(alone, 1000, codecs.int8()) == Duration(0, 0, 0, 0, 0)
 
 
 def test_levels_send_a_share_of_the_vector_between_hosts():
     """Two hosts of two devices send 4 n bytes over a link; a flat psum sends 3/2."""
     cluster = Cluster(2, Link(0.0, 1.0), devices=2, inner=Link(0.0, float("inf")))
-    assert Way(2, "psum", levels=True).exchange(cluster, 100, None).wire == 400
-    assert Way(2, "psum").exchange(cluster, 100, None).wire == 600
+    assert TrainConfig(2, "psum", levels=True).exchange(cluster, 100, None).wire == 400
+    assert TrainConfig(2, "psum").exchange(cluster, 100, None).wire == 600
 
 
 @pytest.mark.parametrize(
     ("way", "one_core", "seconds"),
     [
         # The step waits: 0.33 + 0.5.
-        (Way(1, "psum"), False, 0.83),
+        (TrainConfig(1, "psum"), False, 0.83),
         # Each half is exchanged beside the backward pass: 0.1 + (0.1 + 2 * 0.5) + 0.03.
-        (Way(1, "psum", buckets=2), False, 1.23),
+        (TrainConfig(1, "psum", buckets=2), False, 1.23),
         # The exchange takes longer than 0.36: 0.33 and an update for the prediction.
-        (Way(2, "psum"), False, 0.5),
+        (TrainConfig(2, "psum"), False, 0.5),
         # The exchange is hidden if 0.2 of it runs on the model's core.
-        (Way(2, "psum"), True, 0.56),
+        (TrainConfig(2, "psum"), True, 0.56),
     ],
 )
 def test_step_time_of_a_way_equals_numbers_by_hand(way, one_core, seconds):
@@ -68,33 +78,33 @@ def test_step_time_of_a_way_equals_numbers_by_hand(way, one_core, seconds):
     ("way", "wire", "step", "says"),
     [
         (
-            Way(1, "psum"),
+            TrainConfig(1, "psum"),
             0.25,
             0.75,
             "waits 250.0 ms for an exchange of 250.0 ms, most of it wire",
         ),
         (
-            Way(1, "psum", buckets=4),
+            TrainConfig(1, "psum", buckets=4),
             0.125,
             0.625,
             "waits 125.0 ms for an exchange of 500.0 ms, most of it wire, the rest"
             " beside the backward pass",
         ),
         (
-            Way(2, "psum"),
+            TrainConfig(2, "psum"),
             0.125,
             0.5,
             "hidden behind compute, 75% of it to spare",
         ),
         (
-            Way(2, "psum"),
+            TrainConfig(2, "psum"),
             0.75,
             0.75,
             "hides 500.0 ms of an exchange of 750.0 ms: wire",
         ),
         # A codec on the model's core, or a prediction, makes compute longer.
         (
-            Way(2, "psum"),
+            TrainConfig(2, "psum"),
             0.5625,
             0.75,
             "hidden behind compute that is 250.0 ms longer, 25% of it to spare",
@@ -102,7 +112,9 @@ def test_step_time_of_a_way_equals_numbers_by_hand(way, one_core, seconds):
     ],
 )
 def test_reason_of_a_choice_tells_where_time_goes(way, wire, step, says):
-    choice = Choice(way, exchange(wire=wire), step, 0.5, d_sync=1.5, overlapped=1.25)
+    choice = RankedConfig(
+        way, exchange(wire=wire), step, 0.5, d_sync=1.5, overlapped=1.25
+    )
     assert choice.reason == says
     assert choice.ratio == step / 0.5
     assert choice.gains == {"synchronous": 1.5 / step, "overlapped": 1.25 / step}
@@ -114,8 +126,8 @@ def test_reason_of_a_choice_tells_where_time_goes(way, wire, step, says):
 
 
 def test_ratio_without_compute_is_infinite():
-    way = Way(2, "psum")
-    assert Choice(way, exchange(1.0), 1.0, 0.0, 1.0, 1.0).ratio == float("inf")
-    nothing = Choice(way, exchange(), 0.0, 0.0, 0.0, 0.0)
+    way = TrainConfig(2, "psum")
+    assert RankedConfig(way, exchange(1.0), 1.0, 0.0, 1.0, 1.0).ratio == float("inf")
+    nothing = RankedConfig(way, exchange(), 0.0, 0.0, 0.0, 0.0)
     assert nothing.reason.startswith("hidden behind compute, 0% of it")
     assert nothing.gains == {"synchronous": float("inf"), "overlapped": float("inf")}

@@ -1,20 +1,16 @@
-"""Ways to train, and the step times that they should have.
-
-A way is a width, an algorithm, a codec and a number of buckets. `pj.timing.plan`
-compares ways.
-"""
+"""Ways to train, and the step times that they should have."""
 
 from typing import Any, NamedTuple
 
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._counts import Algorithm
 from ._exchange import Duration, duration, flat, hierarchical
-from ._iteration import Compute, bucketed_step_time, pipelined_step_time
+from ._iteration import Compute, pipelined_step_time, synchronous_step_time
+from ._rounds import Algorithm
 
 
-class Way(NamedTuple):
+class TrainConfig(NamedTuple):
     """A way to train: width, algorithm, codec and number of buckets.
 
     Attributes:
@@ -25,11 +21,6 @@ class Way(NamedTuple):
       levels: Whether the all-reduce is `hierarchical`, first inside hosts and then
         between them.
       buckets: The number of equal parts in which the gradient is exchanged.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> str(pj.timing.Way(2, "tree", "int8", levels=True))
-      'width 2, hierarchical, tree, int8'
     """
 
     width: int
@@ -50,7 +41,7 @@ class Way(NamedTuple):
 
         Raises:
           ValueError: If the codec has no speed in `cluster.codecs`, or the algorithm is
-            not a key of `pj.timing.FORMS`.
+            not a key of `pj.timing.COST_MODELS`.
         """
         if cluster.hosts * cluster.devices == 1:
             return Duration(0, 0, 0, 0, 0)
@@ -61,17 +52,16 @@ class Way(NamedTuple):
     def step(self, compute: Compute, exchange: Duration, *, one_core: bool) -> float:
         """Returns the seconds of a step.
 
-        Width 1 is `bucketed_step_time`. Larger widths are `pipelined_step_time` with
+        Width 1 is `synchronous_step_time`, a larger width `pipelined_step_time` with
         weight prediction.
 
         Args:
           compute: The compute times of a step.
           exchange: The exchange of one bucket, as `exchange` returns it.
-          one_core: Whether the codec and the additions run on the core that computes
-            the model.
+          one_core: Whether codec and additions run on the core that computes the model.
         """
         if self.width == 1:
-            return bucketed_step_time(compute, exchange, self.buckets)
+            return synchronous_step_time(compute, exchange, self.buckets)
         return pipelined_step_time(compute, exchange, self.width, one_core=one_core)
 
     def __str__(self) -> str:
@@ -84,31 +74,21 @@ class Way(NamedTuple):
         return ", ".join(parts)
 
 
-class Choice(NamedTuple):
+class RankedConfig(NamedTuple):
     """A way to train, with the step time that it should have.
 
     Attributes:
-      way: The way to train.
+      config: The way to train.
       exchange: How long the exchange of one bucket takes.
       step: The step time in seconds.
       compute: Seconds that the device computes in a step: `Compute.total`.
       d_sync: Seconds of a step of D-Sync that sends all bits, with the fastest exchange
         without a codec: `pj.timing.synchronous_step_time`.
-      overlapped: Seconds of this step of D-Sync if it overlaps the exchange with the
-        backward pass, at best: `pj.timing.overlapped_step_time`.
-
-    Examples:
-      >>> import pipejax as pj
-      >>> exchange = pj.timing.Duration(0, 0.125, 0, 0, 0)  # 0.125 s on the wire
-      >>> way = pj.timing.Way(2, "ring")
-      >>> choice = pj.timing.Choice(way, exchange, 0.5, 0.5, 1.25, 1.0)
-      >>> choice.reason
-      'hidden behind compute, 75% of it to spare'
-      >>> choice.gains
-      {'synchronous': 2.5, 'overlapped': 2.0}
+      overlapped: Seconds of the same step if it overlaps the exchange with the backward
+        pass, at best: `pj.timing.overlapped_step_time`.
     """
 
-    way: Way
+    config: TrainConfig
     exchange: Duration
     step: float
     compute: float
@@ -124,9 +104,8 @@ class Choice(NamedTuple):
     def gains(self) -> dict[str, float]:
         """How many times as fast the step is as D-Sync that sends all bits.
 
-        The keys are those of `pj.timing.ceilings`: `"synchronous"` is `d_sync / step`,
-        and `"overlapped"` is `overlapped / step`. The gains include those of the
-        algorithm and the codec, whereas `ceilings` has what pipelining alone can gain.
+        The keys are those of `pj.timing.ceilings`, which has what pipelining alone can
+        gain, without the algorithm and the codec.
         """
         return {
             "synchronous": _over(self.d_sync, self.step),
@@ -136,11 +115,11 @@ class Choice(NamedTuple):
     @property
     def reason(self) -> str:
         """An explanation of the step time, in words."""
-        exchange = self.exchange.total * self.way.buckets
+        exchange = self.exchange.total * self.config.buckets
         largest = max(zip(self.exchange, self.exchange._fields, strict=True))[1]
-        if self.way.width == 1:
+        if self.config.width == 1:
             waits = self.step - self.compute
-            several = self.way.buckets > 1
+            several = self.config.buckets > 1
             beside = ", the rest beside the backward pass" if several else ""
             return (
                 f"waits {_ms(waits)} for an exchange of {_ms(exchange)}, most of it"
@@ -156,7 +135,7 @@ class Choice(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Returns the way, its times in seconds, gains and reason, as types of JSON."""
         return {
-            **self.way._asdict(),
+            **self.config._asdict(),
             "step": self.step,
             "exchange": self.exchange._asdict(),
             "gains": self.gains,
@@ -166,7 +145,7 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         gains = self.gains
         return (
-            f"{self.way!s:<58}{_ms(self.step):>12}  {self.ratio:5.2f} x compute "
+            f"{self.config!s:<58}{_ms(self.step):>12}  {self.ratio:5.2f} x compute "
             f" gain {gains['synchronous']:.2f} ({gains['overlapped']:.2f}) "
             f" {self.reason}"
         )
