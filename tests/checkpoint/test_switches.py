@@ -34,7 +34,14 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize(
-    "switch", each(SWITCHES, full=["leaks", "checks", "no infinities", "no transfers"])
+    "switch",
+    each(
+        SWITCHES,
+        full=[
+            *("no transfers", "no NaN", "no infinities", "leaks", "checks"),
+            "explicit mesh of other names",
+        ],
+    ),
 )
 def test_every_bit_is_restored_under_every_switch(manager, switch):
     train = zoo.train_step(8)

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
+from ..grid import each
 from ..helpers import assert_bits_equal, normal_batches
 
 SPLIT, WHOLE, COLUMNS = P("data"), P(), P(None, "data")
@@ -135,7 +136,7 @@ def assert_close(found, wanted):
 @pytest.mark.parametrize(
     ("devices", "executor"),
     [
-        (1, "fused"),
+        pytest.param(1, "fused", marks=pytest.mark.full),
         (4, "fused"),
         pytest.param(2, "host", marks=pytest.mark.full),
         pytest.param(8, "host", marks=pytest.mark.full),
@@ -182,7 +183,11 @@ CONTAINERS = {
 }
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
+# tests/core/pieces/test_program.py has the others in the quick run.
+@pytest.mark.parametrize(
+    "name",
+    each(CONTAINERS, full=["partition", "average", "schedule free", "sm3", "novograd"]),
+)
 def test_states_in_containers_are_close_to_unsharded(name):
     tx = CONTAINERS[name]
     _, wanted = run(tx, 4, all_reduce=collectives.two_shot(), empty=False)
@@ -199,7 +204,11 @@ def test_state_in_one_long_vector_is_refused():
 
 
 @pytest.mark.parametrize(
-    "tx", [optax.contrib.muon(0.01), optax.flatten(optax.sgd(0.1))]
+    "tx",
+    [
+        pytest.param(optax.contrib.muon(0.01), marks=pytest.mark.full),
+        optax.flatten(optax.sgd(0.1)),
+    ],
 )
 def test_single_device_accepts_any_optimizer(tx):
     runs = (run(tx, 1, shard_optimizer=x, empty=False) for x in (False, True))
@@ -296,7 +305,7 @@ def test_checkpoint_keeps_the_pieces(tmp_path):
             assert_bits_equal(*(jax.device_get(x.opt_state) for x in (found, state)))
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", each([False, True], full=[False]))
 def test_state_of_another_step_continues_with_init(sharded):
     """The remedy of errors: `train.init(state.params, opt_state=state.opt_state)`."""
 

@@ -301,9 +301,7 @@ SENT = {
 
 
 @pytest.mark.one_python
-@pytest.mark.parametrize(
-    "name", some_of(SENT, "psum", "two_shot(int8)", "ring(top_k)", "power_sgd")
-)
+@pytest.mark.parametrize("name", some_of(SENT, "two_shot(int8)", "power_sgd"))
 def test_device_sends_its_shards_and_all_copies_stay_equal(name):
     """Devices with the same shards have the same bits, whatever a codec loses."""
     inner = ("half",)

@@ -1,6 +1,7 @@
 """Tests that the step computes the paper's recursion, against code without pipejax."""
 
 import functools
+import itertools
 
 import chex
 import jax
@@ -248,8 +249,7 @@ def donating(width, executor="fused", *, donate=True, **options):
     )
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("width", [1, 2, 3])
+@grid(1, width=[1, 2, 3], executor=["fused", "host"])
 def test_donation_takes_only_arrays_leaving_the_state(width, executor):
     """The fused step donates what leaves the queue; the host executor needs it."""
     train = donating(width, executor, all_reduce=FEEDBACK)
@@ -284,9 +284,16 @@ DONATED = {
         "all_reduce": pj.collectives.scheduled([pj.collectives.psum(), FEEDBACK], [3]),
     },
 }
+QUICK = {("width 1", "fused"), ("codec", "fused"), ("warm-up", "host")}
 
 
-@grid(1, name=DONATED, executor=["fused", "host"])
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.full)
+        for case in itertools.product(DONATED, ("fused", "host"))
+    ],
+)
 def test_donation_changes_no_bit(name, executor):
     def run(donate):
         train = donating(executor=executor, donate=donate, **DONATED[name])

@@ -70,7 +70,7 @@ def test_jax_switches_change_no_bit(switch, executor, all_reduce, width):
 
 
 @pytest.mark.parametrize("executor", each(["fused", "host"], full=["host"]))
-@pytest.mark.parametrize("mesh", ["auto", "explicit"])
+@pytest.mark.parametrize("mesh", each(["auto", "explicit"], full=["auto"]))
 def test_set_mesh_with_explicit_axes_changes_no_bit(executor, mesh):
     explicit = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     wanted = trained(executor=executor)
@@ -79,7 +79,7 @@ def test_set_mesh_with_explicit_axes_changes_no_bit(executor, mesh):
         assert_bits_equal(trained(own, executor=executor), wanted)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", each([False, True], full=[False]))
 def test_set_mesh_of_another_mesh_changes_no_bit(sharded):
     """The mesh that is set has neither the axes nor the devices of the step."""
     mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
@@ -146,7 +146,7 @@ def test_other_random_generators_give_a_finite_loss(name, value):
     assert np.isfinite(loss)
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", each([1, 2], full=[1]))
 def test_x64_changes_only_roundings(width):
     wanted = trained(width=width)
     with jax.enable_x64(True):
