@@ -282,6 +282,7 @@ def test_masks_scales_and_bits_are_close_to_unsharded():
     assert_close(found.params, wanted.params)
 
 
+@pytest.mark.one_python
 def test_python_numbers_in_a_state_are_accepted():
     train, state = run(unlike()[0], 4, shard_optimizer=True, steps=2)
     assert int(jax.tree.leaves(state.opt_state)[8]) == 2
@@ -290,6 +291,7 @@ def test_python_numbers_in_a_state_are_accepted():
     assert_bits_equal(*(jax.device_get(x.opt_state) for x in (other, state)))
 
 
+@pytest.mark.one_python
 def test_checkpoint_keeps_the_pieces(tmp_path):
     tx, specs = unlike()
     _, state = run(tx, 4, shard_optimizer=True, steps=2)
@@ -305,6 +307,7 @@ def test_checkpoint_keeps_the_pieces(tmp_path):
             assert_bits_equal(*(jax.device_get(x.opt_state) for x in (found, state)))
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("sharded", each([False, True], full=[False]))
 def test_state_of_another_step_continues_with_init(sharded):
     """The remedy of errors: `train.init(state.params, opt_state=state.opt_state)`."""

@@ -405,6 +405,7 @@ def test_copies_differing_between_groups_are_refused():
         make(mesh).init(given | {"up": up})
 
 
+@pytest.mark.one_python
 def test_unused_axis_is_reported_once():
     mesh = mesh_of(2, ("fsdp",))
     train, (first, second) = make(mesh), batches(2)

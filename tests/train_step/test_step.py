@@ -97,6 +97,7 @@ def test_width_1_equals_psum_and_an_optax_step(name, devices):
     )
 
 
+@pytest.mark.one_python
 @grid(1, width=[2, 3, 4], warmup_steps=[0, 2])
 def test_first_steps_change_nothing_and_report_no_loss(width, warmup_steps):
     """With AdamW, a zero gradient would change its count, moments and weights."""
@@ -172,6 +173,7 @@ def test_loss_belongs_to_the_applied_gradient():
     np.testing.assert_allclose(reported[late:], computed[:-late], rtol=1e-6)
 
 
+@pytest.mark.one_python
 def test_replicas_stay_identical():
     train = pj.make_train_step(
         loss_fn,

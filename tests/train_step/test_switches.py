@@ -79,6 +79,7 @@ def test_set_mesh_with_explicit_axes_changes_no_bit(executor, mesh):
         assert_bits_equal(trained(own, executor=executor), wanted)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("sharded", each([False, True], full=[False]))
 def test_set_mesh_of_another_mesh_changes_no_bit(sharded):
     """The mesh that is set has neither the axes nor the devices of the step."""
