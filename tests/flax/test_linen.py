@@ -131,7 +131,7 @@ def by_hand(params, model_state, batch, key):
     return losses.mean(), model_state
 
 
-@grid(devices=[1, 4], width=[1, 2])
+@grid(1, devices=[1, 4], width=[1, 2])
 def test_linen_training_equals_a_loop_by_hand(devices, width):
     """Batch norm and dropout agree, with a key of its own for each device and step."""
     tx = optax.sgd(0.1, momentum=0.9)
