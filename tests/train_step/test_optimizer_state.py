@@ -133,6 +133,7 @@ def assert_close(found, wanted):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, strict=True)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     ("devices", "executor"),
     [
@@ -260,6 +261,7 @@ def test_parameter_split_further_by_others_is_refused():
 MASK, ROWS = jnp.array([[1.0, 0.0, 1.0]]), jnp.arange(1.0, 6)[:, None]
 
 
+@pytest.mark.one_python
 def test_masks_scales_and_bits_are_close_to_unsharded():
     """Operands of length 1 along the split axis, and updates that read bits."""
 

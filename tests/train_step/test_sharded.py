@@ -140,6 +140,7 @@ def test_groups_train_like_as_many_devices(groups, inner, name, width, predicted
     assert_close(state, other, losses, others)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     ("name", "width"),
     [

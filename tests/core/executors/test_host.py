@@ -17,6 +17,8 @@ from pipejax import codecs, collectives
 from ...helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
 
 FULL = pytest.mark.full
+# On a second Python, test_mixed.py runs this executor.
+pytestmark = pytest.mark.one_python
 
 
 def make(executor, width=2, tx=None, devices=4, **options):
@@ -89,7 +91,6 @@ def test_host_executor_has_the_same_bits_with_every_option(donate):
     assert_bits_equal(run("host"), run("fused"))
 
 
-@pytest.mark.one_python
 def test_states_may_change_between_executors():
     """A state holds unreduced gradients, so any executor can continue from it."""
     fused, host = make("fused", width=3), make("host", width=3)
@@ -101,7 +102,6 @@ def test_states_may_change_between_executors():
     assert_bits_equal(jax.tree.map(np.asarray, host.drain(state)[0]), trained(fused)[2])
 
 
-@pytest.mark.one_python
 def test_two_steps_may_start_from_one_state():
     train = make("host", width=3)
     state = train.init(init_params())
@@ -155,7 +155,6 @@ def test_failed_reduction_is_raised_at_the_next_step(width):
     )
 
 
-@pytest.mark.one_python
 @pytest.mark.parametrize("failing", [pytest.param(0, marks=FULL), 1])
 def test_failed_reduction_is_raised_in_the_drain(failing):
     """The state can be drained again, although a drain overwrites a donated state."""
@@ -243,7 +242,6 @@ def test_compute_program_has_no_collective():
     assert train.compiler_options == {}
 
 
-@pytest.mark.one_python
 def test_join_waits_and_changes_nothing():
     train = make("host", width=3)
     state = train.init(init_params())
