@@ -337,7 +337,7 @@ def test_update_with_gradients_in_flight_is_refused():
 OVERWRITTEN = "_overwrite_with_gradient"
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_fp8_scales_equal_the_scales_of_apply_gradients(width):
     """Compares scales in the model state with those of `TrainState.apply_gradients`."""
     net = nn.Dense(8, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp)

@@ -183,7 +183,7 @@ OTHERS = {
 
 
 @pytest.mark.one_python
-@pytest.mark.parametrize("name", some_of(OTHERS, "microbatches", "host executor"))
+@pytest.mark.parametrize("name", some_of(OTHERS, "host executor"))
 def test_groups_train_like_devices_with_every_option(name):
     one, many = both(2, ("fsdp",), **OTHERS[name])
     (state, losses), (other, others) = run(*one), run(*many, axis_name=("host", "fsdp"))
