@@ -1,4 +1,4 @@
-"""Runs commands that must succeed."""
+"""Runs commands that must succeed, and programs that need few modules."""
 
 import os
 import pathlib
@@ -6,6 +6,17 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+
+# Programs begin with this to import modules of pipejax that do not need JAX. They start
+# in a tenth of the time, because the packages around those modules stay empty.
+WITHOUT_JAX = f"""
+import sys, types
+
+for name in ("pipejax", "pipejax.launch", "pipejax._internal"):
+    sys.modules[name] = package = types.ModuleType(name)
+    package.__path__ = [{str(ROOT)!r} + "/" + name.replace(".", "/")]
+"""
 
 
 def run(*command, cwd=ROOT, **environment):

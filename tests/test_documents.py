@@ -1,6 +1,9 @@
 """Tests that the documents' code runs, and that they document all public names."""
 
+import ast
 import importlib
+import inspect
+import pydoc
 import re
 import shlex
 
@@ -32,6 +35,8 @@ WITH_CODE = [
 ]
 SLOW = [
     "docs/coming_from_equinox.md",
+    "docs/coming_from_linen.md",
+    "docs/coming_from_pmap.md",
     "docs/compression.md",
     "docs/timing.md",
     "docs/convergence.md",
@@ -57,6 +62,37 @@ def test_documents_run_from_top_to_bottom(path):
     if "import equinox" in code:
         pytest.importorskip("equinox")
     run_python(code)
+
+
+@pytest.mark.parametrize("path", WITH_CODE)
+def test_code_of_documents_calls_pipejax_by_its_names(path):
+    """The quick run does not run slow documents, but every name in them exists."""
+    found = list(uses("\n".join(fences(path, "python"))))
+    assert found
+    for name, arguments in found:
+        value = pydoc.locate(name)
+        assert value is not None, name
+        if arguments:
+            known = inspect.signature(value).parameters.values()
+            if not any(x.kind is x.VAR_KEYWORD for x in known):
+                assert arguments <= {x.name for x in known}, name
+
+
+def uses(code):
+    """Yields the names of pipejax in code, with the arguments that a call names."""
+    tree = ast.parse(code)
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {x.asname or x.name: x.name for x in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {x.asname or x.name: f"{node.module}.{x.name}" for x in node.names}
+    for node in ast.walk(tree):
+        called = isinstance(node, ast.Call)
+        first, _, rest = ast.unparse(node.func if called else node).partition(".")
+        name = f"{names.get(first)}.{rest}".removesuffix(".")
+        if re.fullmatch(r"pipejax(\.\w+)+", name):
+            yield name, {x.arg for x in node.keywords if x.arg} if called else set()
 
 
 def test_pytorch_code_of_the_ddp_page_runs():

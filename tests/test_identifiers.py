@@ -5,6 +5,7 @@ Only identifiers are read, never prose: the words may be good English.
 """
 
 import ast
+import functools
 import pathlib
 
 import pytest
@@ -76,12 +77,16 @@ def test_identifiers_are_names_defined_by_module():
     assert identifiers(text) == {"weave", "apart", "joined"}
 
 
+@functools.cache
+def identifiers_by_module():
+    return {
+        path.relative_to(ROOT).as_posix(): identifiers(path.read_text())
+        for path in (ROOT / "pipejax").rglob("*.py")
+    }
+
+
 @pytest.mark.parametrize("word", REPLACED)
 def test_replaced_words_name_nothing(word):
-    found = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "pipejax").rglob("*.py")
-        if word in identifiers(path.read_text())
-    }
+    found = {path for path, names in identifiers_by_module().items() if word in names}
     allowed = {path for path, name in ALLOWED if name == word}
     assert found - allowed == set(), f"say {REPLACED[word]}"

@@ -1,5 +1,7 @@
 """Makes train steps whose states use every field, and copies states to the host."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -14,7 +16,10 @@ def noisy_loss(params, batch, *, rng):
     return loss_fn(params, batch | {"y": batch["y"] + noise})
 
 
-def train_step(devices=4, width=2, tx=optax.adamw(1e-2), **options):  # noqa: B008
+ADAMW = optax.adamw(1e-2)
+
+
+def new_train_step(devices=4, width=2, tx=ADAMW, **options):
     return pj.make_train_step(
         noisy_loss,
         tx,
@@ -23,6 +28,10 @@ def train_step(devices=4, width=2, tx=optax.adamw(1e-2), **options):  # noqa: B0
         donate=True,
         **options,
     )
+
+
+# Tests share train steps, and with them traced programs.
+train_step = functools.cache(new_train_step)
 
 
 def init(train):
@@ -35,12 +44,12 @@ def run(train, state, data):
     return state
 
 
-def feedback(devices, width=2):
+def feedback(devices, width=2, make=train_step):
     codec = pj.codecs.error_feedback(pj.codecs.int4(8))
     all_reduce = pj.collectives.scheduled(
         [pj.collectives.psum(), pj.collectives.two_shot(codec)], [2]
     )
-    return train_step(devices, width, all_reduce=all_reduce)
+    return make(devices, width, all_reduce=all_reduce)
 
 
 def entries(folder):

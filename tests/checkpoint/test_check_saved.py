@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import checkpoint
 
+from ..grid import each
 from ..helpers import assert_bits_equal
 
 BATCH = np.zeros((4, 4), np.float32)
@@ -119,7 +120,7 @@ def sharded():
     return train, jax.device_put(params, NamedSharding(mesh, P("fsdp")))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each(KINDS, full=["plain", "sharded model"]))
 def test_empty_queue_is_made_anew_with_the_form_of_init(tmp_path, kind):
     """It has the form that `init` gives it, whatever was in flight before a drain."""
     options = {"shard_optimizer": True} if kind == "sharded optimizer" else {}

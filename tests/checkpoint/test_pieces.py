@@ -9,6 +9,8 @@ from pipejax import checkpoint
 from ..core.executors import pieces
 from ..helpers import assert_bits_equal, batches
 
+FULL = pytest.mark.full
+
 
 def made(name, devices):
     train = pieces.make(name, devices)
@@ -29,7 +31,7 @@ def moved(folder, train, state, other):
         return checkpoint.restore(manager, other, like)
 
 
-@pytest.mark.parametrize("name", ["predicted", "int8"])
+@pytest.mark.parametrize("name", [pytest.param("predicted", marks=FULL), "int8"])
 def test_restored_run_continues_bit_for_bit_on_the_same_devices(tmp_path, name):
     train, state = made(name, 4)
     state = trained(train, state, 3)
@@ -39,7 +41,7 @@ def test_restored_run_continues_bit_for_bit_on_the_same_devices(tmp_path, name):
     assert_bits_equal(*jax.device_get(ends))
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=FULL)])
 def test_restore_on_another_number_of_devices_drains(tmp_path, devices):
     train, state = made("predicted", 4)
     state = trained(train, state, 3)

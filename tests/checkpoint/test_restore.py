@@ -14,7 +14,7 @@ from pipejax._core.message import count as count_in_flight
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, with_trainable
-from .helpers import feedback, host, init, run, train_step
+from .helpers import feedback, host, init, new_train_step, run, train_step
 
 FULL = pytest.mark.full
 
@@ -35,7 +35,7 @@ def test_restored_run_continues_bit_for_bit(manager, width, options):
     checkpoint.save(manager, state, {"next_index": 5})
     state = run(train, state, data[5:8])  # donates the state while it is being written
     manager.wait_until_finished()
-    fresh = train_step(width=width, **options)
+    fresh = new_train_step(width=width, **options)
     like = jax.eval_shape(lambda: init(fresh))
     # Another process would read in this way.
     with checkpoint.manager(manager.directory, read_only=True) as reader:
@@ -283,7 +283,7 @@ def test_codec_states_are_restored_and_the_run_continues(manager, width):
     assert any(x.any() for x in residuals(state))
     checkpoint.save(manager, state)
     manager.wait_until_finished()
-    fresh = feedback(4, width)
+    fresh = feedback(4, width, new_train_step)
     restored = checkpoint.restore(manager, fresh, jax.eval_shape(lambda: init(fresh)))
     assert int(restored.state.calls) == 5
     assert_bits_equal(

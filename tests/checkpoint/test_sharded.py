@@ -73,7 +73,9 @@ def test_another_inner_mesh_changes_no_bit(tmp_path):
     other.step(found.state, batches(1)[0])
 
 
-@pytest.mark.parametrize(("groups", "inner"), [(4, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("groups", "inner"), [(4, 2), pytest.param(1, 4, marks=pytest.mark.full)]
+)
 def test_another_number_of_groups_drains_the_state(tmp_path, groups, inner):
     train, given = make(2, 2)
     state = run(train, train.init(given), 3)

@@ -15,6 +15,8 @@ from ..helpers import batches, init_params
 from . import zoo
 from .helpers import feedback, init, run, train_step
 
+MOMENTUM = optax.sgd(0.1, momentum=0.9)
+
 
 def explicit(shape, names):
     return jax.set_mesh(jax.make_mesh(shape, names, (AxisType.Explicit,) * len(shape)))
@@ -34,7 +36,14 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize(
-    "switch", each(SWITCHES, full=["leaks", "checks", "no infinities", "no transfers"])
+    "switch",
+    each(
+        SWITCHES,
+        full=[
+            *("no transfers", "no NaN", "no infinities", "leaks", "checks"),
+            "explicit mesh of other names",
+        ],
+    ),
 )
 def test_every_bit_is_restored_under_every_switch(manager, switch):
     train = zoo.train_step(8)
@@ -48,7 +57,10 @@ def test_every_bit_is_restored_under_every_switch(manager, switch):
 
 OTHERS = each(
     [name for name in SWITCHES if name != "x64"],
-    full=["no NaN", "no infinities", "explicit mesh of other names", "leaks", "checks"],
+    full=[
+        *("no transfers", "no NaN", "no infinities", "leaks", "checks"),
+        "explicit mesh of other names",
+    ],
 )
 
 
@@ -67,8 +79,7 @@ def test_codec_states_begin_anew_on_other_devices(manager, switch):
 @pytest.mark.parametrize("switch", OTHERS)
 def test_gradients_in_flight_are_applied_on_other_devices(manager, switch):
     """Uses SGD with momentum, because Optax's Adam fails under strict promotion."""
-    tx = optax.sgd(0.1, momentum=0.9)
-    train, other = train_step(4, tx=tx), train_step(2, tx=tx)
+    train, other = train_step(4, tx=MOMENTUM), train_step(2, tx=MOMENTUM)
     checkpoint.save(manager, run(train, init(train), batches(3)))
     like = jax.eval_shape(lambda: init(other))
     expected = checkpoint.restore(manager, other, like)

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import flax.core
@@ -110,6 +111,7 @@ def loss_fn(params, batch):
     raise NotImplementedError("no step is taken")
 
 
+@functools.cache
 def train_step(devices):
     return pj.make_train_step(
         loss_fn, optax.sgd(0.1, momentum=0.9), mesh=pj.data_mesh(devices)

@@ -73,6 +73,7 @@ VARIANTS = {
     *("random_k 5, unscaled", "random_k 0.1, unscaled", "power_sgd 2"),
     *("stochastic quantize", "stochastic int4", "feedback bf16", "feedback quantize"),
     *("feedback int4", "feedback fp8"),
+    *("float32", "stochastic bf16", "feedback truncate"),
 }
 
 

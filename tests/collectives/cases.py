@@ -140,15 +140,15 @@ FLOAT64 = [
 ]
 
 
-def every(cases):
-    """Parametrizes a test with those of `cases` that are in `GRID`, as `each`."""
+def every(cases, quick=QUICK):
+    """Parametrizes a test with `cases`, as `each`, of which `quick` are quick."""
     return pytest.mark.parametrize(
         "each",
         [
             pytest.param(
                 case,
                 id=f"{case.algorithm}-{case.codec}-{case.devices}",
-                marks=() if in_dtype(case, "float32") in QUICK else pytest.mark.full,
+                marks=() if in_dtype(case, "float32") in quick else pytest.mark.full,
             )
             for case in cases
         ],

@@ -43,7 +43,7 @@ def values(devices, dtype):
     return jnp.asarray(64.0 * rng.integers(256, 266, (devices, N)), dtype)
 
 
-@grid(way=WAYS, dtype=["float16", "float32"], devices=[4, 6, 8])
+@grid(1, way=WAYS, dtype=["float16", "float32"], devices=[4, 6, 8])
 def test_sum_may_exceed_the_range_of_float16(way, dtype, devices):
     name, codec = way
     codec, hosts = CODECS[codec], 2 if name == "hierarchical" else None

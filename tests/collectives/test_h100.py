@@ -28,7 +28,7 @@ CELLS = [(a, "random_k" if a == "psum" else "int8") for a in ALGORITHMS]
 CELLS += [("psum", "power_sgd+feedback")]
 CELLS += [("two_shot", c) for c in CODECS if c != "int8" and allowed("two_shot", c)]
 # `tests/internal/test_wire.py` asserts the same for the programs of CPUs.
-QUICK = [("hierarchical", "int8"), ("ring", "int8"), ("two_shot", "sign+feedback")]
+QUICK = [("hierarchical", "int8"), ("two_shot", "sign+feedback")]
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def kept(state):
     return host(state.in_flight.codec_states)
 
 
-SAME = [("scheduled", 2), ("hierarchical", 2)]
+SAME = [("hierarchical", 2)]
 MORE = [("two_shot", 1), ("two_shot", 2), ("two_shot", 3)]
-MORE += [("scheduled", 1), ("scheduled", 3)]
+MORE += [("scheduled", 1), ("scheduled", 2), ("scheduled", 3)]
 MORE += [("psum power_sgd", 2), ("ring stochastic", 2)]
 
 

@@ -41,7 +41,9 @@ def test_shard_has_its_part_of_each_axis():
     assert [x.shape for x in found.exact] == [(3,)]
 
 
-@pytest.mark.parametrize("codec", [None, codecs.int8(8)])
+@pytest.mark.parametrize(
+    "codec", [pytest.param(None, marks=pytest.mark.full), codecs.int8(8)]
+)
 def test_two_groups_sum_their_shards_like_two_devices(codec):
     """Without a second group of devices, each device would sum the same shards."""
     mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)

@@ -15,11 +15,13 @@ from pipejax import codecs, collectives
 from ..grid import grid
 from ..helpers import assert_bits_equal, x64
 from .cases import ALGORITHMS, FLOAT64, KEY, case, every, program, run
+from .cases import QUICK as QUICK_GRID
 from .test_all_reduce import check
 from .test_feedback import pieces
 
 
-@every(FLOAT64)
+# tests/codecs/test_x64.py has every codec in the quick run.
+@every(FLOAT64, quick={each.algorithm: each for each in QUICK_GRID}.values())
 def test_float64_equals_its_twin(each):
     """Sums and codec states have the twin's bits, and transfers the stages' bytes."""
     with x64():
@@ -62,7 +64,7 @@ IN_STEPS = {
     ),
     "psum power_sgd": collectives.psum(feedback(codecs.power_sgd(1, KEY))),
 }
-QUICK = {("two_shot int8", 1), ("ring sign", 2), ("psum power_sgd", 2)}
+QUICK = {("two_shot int8", 1), ("ring sign", 2)}
 EACH_IN_STEPS = [
     pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.full)
     for pair in itertools.product(IN_STEPS, (1, 2))

@@ -27,11 +27,8 @@ from . import here
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIMIZERS, PROGRAMS, WAYS = _optimizers.OPTIMIZERS, _programs.PROGRAMS, _compare.WAYS
 REFUSED = [(name, way) for name in OPTIMIZERS for way in OPTIMIZERS[name].refused]
-# Of most kinds one: linear, with moments, of matrices, random, waiting, and by parts.
-FEW = (
-    *("sgd, momentum", "adamw", "muon", "noisy_sgd"),
-    *("MultiSteps of adam and reduce_on_plateau", "partition into muon and adam"),
-)
+# Linear, with moments, and by parts with matrices in one of them.
+FEW = ("sgd, momentum", "adamw", "partition into muon and adam")
 
 
 def all_ways(names, quick):

@@ -54,9 +54,8 @@ def test_model_sizes_have_the_named_number_of_parameters(name, millions):
     assert elements / 1e6 == pytest.approx(millions, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "inner", [pytest.param(("fsdp",), marks=pytest.mark.full), ("fsdp", "tp")]
-)
+@pytest.mark.full  # in the quick run, tests/train_step/test_sharded.py has a small one
+@pytest.mark.parametrize("inner", [("fsdp",), ("fsdp", "tp")])
 def test_groups_train_the_model_like_single_devices(inner):
     auto = (jax.sharding.AxisType.Auto,) * (1 + len(inner))
     sizes = (2, *(2 for _ in inner))

@@ -131,7 +131,7 @@ def by_hand(params, model_state, batch, key):
     return losses.mean(), model_state
 
 
-@grid(devices=[1, 4], width=[1, 2])
+@grid(1, devices=[1, 4], width=[1, 2])
 def test_linen_training_equals_a_loop_by_hand(devices, width):
     """Batch norm and dropout agree, with a key of its own for each device and step."""
     tx = optax.sgd(0.1, momentum=0.9)
@@ -337,7 +337,7 @@ def test_update_with_gradients_in_flight_is_refused():
 OVERWRITTEN = "_overwrite_with_gradient"
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_fp8_scales_equal_the_scales_of_apply_gradients(width):
     """Compares scales in the model state with those of `TrainState.apply_gradients`."""
     net = nn.Dense(8, dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp)

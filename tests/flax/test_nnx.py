@@ -135,7 +135,7 @@ LOSSES = {
 }
 
 
-@grid(kind=LOSSES, devices=[1, 4], width=[1, 2])
+@grid(1, kind=LOSSES, devices=[1, 4], width=[1, 2])
 def test_nnx_training_equals_a_loop_by_hand(kind, devices, width):
     """Batch norm agrees, and so does dropout by streams of the model or the call."""
     tx, key = optax.sgd(0.1, momentum=0.9), jax.random.key(2)

@@ -11,8 +11,9 @@ import textwrap
 
 import pytest
 
-# The programs fork before they use JAX, so one version of Python is enough. Each start
-# takes a second.
+from ..command import WITHOUT_JAX
+
+# The programs fork before they use JAX, so one version of Python is enough.
 pytestmark = pytest.mark.one_python
 
 BEGIN = """
@@ -36,10 +37,10 @@ def until(condition):
 """
 
 
-def run(program):
+def run(program, packages=WITHOUT_JAX):
     """Returns the exit status and output of a program in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(program)],
+        [sys.executable, "-c", packages + BEGIN + textwrap.dedent(program)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -118,7 +119,7 @@ def test_exit_status_is_known_although_sigchld_is_ignored():
 
 def test_signal_between_two_attempts_ends_the_job():
     """No process is started again, and the exit status is that of the signal."""
-    code, out, errors = run("""
+    program = """
         from pipejax.cli import _launch, main
 
         say = _launch._say
@@ -132,5 +133,6 @@ def test_signal_between_two_attempts_ends_the_job():
         program = [sys.executable, "-c", "print('begins'); raise SystemExit(7)"]
         given = ["--processes", "1", "--max-restarts", "1", "--", *program]
         sys.exit(main(["launch", *given]))
-    """)
+    """
+    code, out, errors = run(program, packages="")
     assert (code, out) == (128 + 2, "[0] begins\n"), errors

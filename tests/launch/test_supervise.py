@@ -6,8 +6,7 @@ import pytest
 
 from .test_guard import run
 
-# The programs fork before they use JAX, so one version of Python is enough. Each start
-# takes a second.
+# The programs fork before they use JAX, so one version of Python is enough.
 pytestmark = pytest.mark.one_python
 
 

@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import numpy as np
 import optax
@@ -5,8 +7,17 @@ import pytest
 
 import pipejax as pj
 
-from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+
+QUICK = {(1, "fused"), (2, "host")}
+# The quick run measures each executor at one width.
+EACH = pytest.mark.parametrize(
+    ("width", "executor"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.full)
+        for case in itertools.product((1, 2, 3), ("fused", "host"))
+    ],
+)
 
 
 def full_loss(params, batch, *, model_state, rng):
@@ -15,7 +26,7 @@ def full_loss(params, batch, *, model_state, rng):
     return loss, pj.Aux(metrics={"squared": loss**2}, model_state=after)
 
 
-@grid(1, width=[1, 2, 3], executor=["fused", "host"])
+@EACH
 def test_measurement_has_three_times_and_leaves_the_state_alone(executor, width):
     train = pj.make_train_step(
         full_loss,
@@ -44,7 +55,7 @@ def test_measurement_has_three_times_and_leaves_the_state_alone(executor, width)
     assert "floor 1.00, nothing hidden 1." in text
 
 
-@grid(1, width=[1, 2, 3], executor=["fused", "host"])
+@EACH
 def test_step_with_a_sharded_optimizer_is_measured(executor, width):
     train = pj.make_train_step(
         loss_fn,

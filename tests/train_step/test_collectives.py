@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import pipejax as pj
 from pipejax._core.step import common_of
 
+from ..grid import grid
 from ..helpers import batches, init_params, loss_fn
 
 DEVICES = 4
-WIDTHS = [1, 2, 3, 4]
 
 
 def lowered(train, state, *batch):
@@ -57,21 +56,17 @@ def full_loss(params, batch, *, model_state, rng):
     return loss, pj.Aux(metrics=metrics, model_state=after)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(
-    ("all_reduce", "sums"),
-    [
-        # Three gradients, five means of features, and a vector of loss and metrics.
-        (
-            pj.collectives.psum(),
-            ["5x7xf32", "5xf32", "7x3xf32", "7xf32", "7xf32"],
-        ),
-        (TOGETHER, ["75xf32"]),
-    ],
-    ids=["alone", "together"],
-)
-def test_full_step_has_the_all_reduces_of_one_message(all_reduce, sums, width):
+MESSAGES = {
+    # Three gradients, five means of features, and a vector of loss and metrics.
+    "alone": (pj.collectives.psum(), ["5x7xf32", "5xf32", "7x3xf32", "7xf32", "7xf32"]),
+    "together": (TOGETHER, ["75xf32"]),
+}
+
+
+@grid(1, width=[3, 2, 1, 4], name=MESSAGES)
+def test_full_step_has_the_all_reduces_of_one_message(name, width):
     """The step has metrics, model state, a key, microbatches, clipping and AdamW."""
+    all_reduce, sums = MESSAGES[name]
     train = pj.make_train_step(
         full_loss,
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
@@ -101,21 +96,19 @@ def with_accuracy(params, batch):
     return loss, pj.Aux(metrics={"squared": loss**2})
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("params", "reduce_dtype", "types"),
-    [
-        (init_params, None, ["65xf32"]),
-        (mixed_params, None, ["30xf32", "5x7xbf16"]),
-        (init_params, jnp.bfloat16, ["2xf32", "63xbf16"]),  # loss and metric are exact
-        (mixed_params, jnp.bfloat16, ["2xf32", "63xbf16"]),
-        (mixed_params, jnp.float32, ["65xf32"]),
-    ],
-    ids=["f32", "mixed", "f32-as-bf16", "mixed-as-bf16", "mixed-as-f32"],
-)
-def test_combined_step_has_one_all_reduce_for_each_dtype(
-    params, reduce_dtype, types, width
-):
+DTYPES = {
+    "f32": (init_params, None, ["65xf32"]),
+    "mixed": (mixed_params, None, ["30xf32", "5x7xbf16"]),
+    # Loss and metric are exact.
+    "f32-as-bf16": (init_params, jnp.bfloat16, ["2xf32", "63xbf16"]),
+    "mixed-as-bf16": (mixed_params, jnp.bfloat16, ["2xf32", "63xbf16"]),
+    "mixed-as-f32": (mixed_params, jnp.float32, ["65xf32"]),
+}
+
+
+@grid(1, name=DTYPES, width=[1, 2, 3])
+def test_combined_step_has_one_all_reduce_for_each_dtype(name, width):
+    params, reduce_dtype, types = DTYPES[name]
     train = pj.make_train_step(
         with_accuracy,
         optax.sgd(0.1),
@@ -149,8 +142,7 @@ def linear(w, batch):
     return w * batch.mean()
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("width", WIDTHS)
+@grid(1, width=[4, 3, 2, 1], devices=[2, 8, 4, 1])
 def test_rank_coded_gradients_give_exact_parameters(width, devices):
     """
     Device i sends (i + 1) 2^t in step t, so sums are exact and show each sender.

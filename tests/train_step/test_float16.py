@@ -41,7 +41,7 @@ def batch_of(*rows):
     return np.float32([[row, 1.0] for row in rows])
 
 
-@grid(way=WAYS, executor=["fused", "host"], width=[1, 2, 3], predicts=[False, True])
+@grid(1, way=WAYS, executor=["fused", "host"], width=[1, 2, 3], predicts=[False, True])
 def test_float16_mean_is_applied_exactly(way, executor, width, predicts):
     """Numbers and means are exact in float16, so the parameters are as by hand."""
     settings = {"weight_prediction": predicts and width > 1, **WAYS[way]}

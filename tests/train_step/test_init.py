@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
+from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 
 DEVICES = 2
@@ -109,8 +110,7 @@ def test_donation_spares_the_parameters_of_the_user():
         assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after))
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("executor", ["fused", "host"])
+@grid(1, microbatches=[1, 2], executor=["fused", "host"])
 def test_several_keys_give_the_same_draws_as_each_alone(executor, microbatches):
     """The loss gets the pytree of `init`, and each key in it moves as a single one."""
     keys = {"a": jax.random.key(3), "b": [jax.random.PRNGKey(4)]}

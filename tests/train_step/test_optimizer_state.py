@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
+from ..grid import each
 from ..helpers import assert_bits_equal, normal_batches
 
 SPLIT, WHOLE, COLUMNS = P("data"), P(), P(None, "data")
@@ -132,10 +133,11 @@ def assert_close(found, wanted):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, strict=True)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     ("devices", "executor"),
     [
-        (1, "fused"),
+        pytest.param(1, "fused", marks=pytest.mark.full),
         (4, "fused"),
         pytest.param(2, "host", marks=pytest.mark.full),
         pytest.param(8, "host", marks=pytest.mark.full),
@@ -182,7 +184,11 @@ CONTAINERS = {
 }
 
 
-@pytest.mark.parametrize("name", CONTAINERS)
+# tests/core/pieces/test_program.py has the others in the quick run.
+@pytest.mark.parametrize(
+    "name",
+    each(CONTAINERS, full=["partition", "average", "schedule free", "sm3", "novograd"]),
+)
 def test_states_in_containers_are_close_to_unsharded(name):
     tx = CONTAINERS[name]
     _, wanted = run(tx, 4, all_reduce=collectives.two_shot(), empty=False)
@@ -199,7 +205,11 @@ def test_state_in_one_long_vector_is_refused():
 
 
 @pytest.mark.parametrize(
-    "tx", [optax.contrib.muon(0.01), optax.flatten(optax.sgd(0.1))]
+    "tx",
+    [
+        pytest.param(optax.contrib.muon(0.01), marks=pytest.mark.full),
+        optax.flatten(optax.sgd(0.1)),
+    ],
 )
 def test_single_device_accepts_any_optimizer(tx):
     runs = (run(tx, 1, shard_optimizer=x, empty=False) for x in (False, True))
@@ -251,6 +261,7 @@ def test_parameter_split_further_by_others_is_refused():
 MASK, ROWS = jnp.array([[1.0, 0.0, 1.0]]), jnp.arange(1.0, 6)[:, None]
 
 
+@pytest.mark.one_python
 def test_masks_scales_and_bits_are_close_to_unsharded():
     """Operands of length 1 along the split axis, and updates that read bits."""
 
@@ -273,6 +284,7 @@ def test_masks_scales_and_bits_are_close_to_unsharded():
     assert_close(found.params, wanted.params)
 
 
+@pytest.mark.one_python
 def test_python_numbers_in_a_state_are_accepted():
     train, state = run(unlike()[0], 4, shard_optimizer=True, steps=2)
     assert int(jax.tree.leaves(state.opt_state)[8]) == 2
@@ -281,6 +293,7 @@ def test_python_numbers_in_a_state_are_accepted():
     assert_bits_equal(*(jax.device_get(x.opt_state) for x in (other, state)))
 
 
+@pytest.mark.one_python
 def test_checkpoint_keeps_the_pieces(tmp_path):
     tx, specs = unlike()
     _, state = run(tx, 4, shard_optimizer=True, steps=2)
@@ -296,7 +309,8 @@ def test_checkpoint_keeps_the_pieces(tmp_path):
             assert_bits_equal(*(jax.device_get(x.opt_state) for x in (found, state)))
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.one_python
+@pytest.mark.parametrize("sharded", each([False, True], full=[False]))
 def test_state_of_another_step_continues_with_init(sharded):
     """The remedy of errors: `train.init(state.params, opt_state=state.opt_state)`."""
 

@@ -1,6 +1,7 @@
 """Tests that the step computes the paper's recursion, against code without pipejax."""
 
 import functools
+import itertools
 
 import chex
 import jax
@@ -96,6 +97,7 @@ def test_width_1_equals_psum_and_an_optax_step(name, devices):
     )
 
 
+@pytest.mark.one_python
 @grid(1, width=[2, 3, 4], warmup_steps=[0, 2])
 def test_first_steps_change_nothing_and_report_no_loss(width, warmup_steps):
     """With AdamW, a zero gradient would change its count, moments and weights."""
@@ -171,6 +173,7 @@ def test_loss_belongs_to_the_applied_gradient():
     np.testing.assert_allclose(reported[late:], computed[:-late], rtol=1e-6)
 
 
+@pytest.mark.one_python
 def test_replicas_stay_identical():
     train = pj.make_train_step(
         loss_fn,
@@ -248,8 +251,7 @@ def donating(width, executor="fused", *, donate=True, **options):
     )
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("width", [1, 2, 3])
+@grid(1, width=[1, 2, 3], executor=["fused", "host"])
 def test_donation_takes_only_arrays_leaving_the_state(width, executor):
     """The fused step donates what leaves the queue; the host executor needs it."""
     train = donating(width, executor, all_reduce=FEEDBACK)
@@ -284,9 +286,16 @@ DONATED = {
         "all_reduce": pj.collectives.scheduled([pj.collectives.psum(), FEEDBACK], [3]),
     },
 }
+QUICK = {("width 1", "fused"), ("codec", "fused"), ("warm-up", "host")}
 
 
-@grid(1, name=DONATED, executor=["fused", "host"])
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.full)
+        for case in itertools.product(DONATED, ("fused", "host"))
+    ],
+)
 def test_donation_changes_no_bit(name, executor):
     def run(donate):
         train = donating(executor=executor, donate=donate, **DONATED[name])

@@ -1,5 +1,7 @@
 """Tests the train step under JAX's switches of dtypes, checks, transfers and meshes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +56,10 @@ def trained(mesh=None, all_reduce="psum", executor="fused", width=2, rng=KEY):
     return jax.device_get((state.params, state.model_state, loss))
 
 
+# What a switch must not change. Each run compiles its programs.
+unswitched = functools.cache(trained)
+
+
 @grid(
     1,
     switch=list(SWITCHES),
@@ -63,23 +69,24 @@ def trained(mesh=None, all_reduce="psum", executor="fused", width=2, rng=KEY):
 )
 def test_jax_switches_change_no_bit(switch, executor, all_reduce, width):
     settings = {"executor": executor, "all_reduce": all_reduce, "width": width}
-    wanted = trained(**settings)
+    wanted = unswitched(**settings)
     with switched(*SWITCHES[switch]):
         got = trained(**settings)
     assert_bits_equal(got, wanted)
 
 
 @pytest.mark.parametrize("executor", each(["fused", "host"], full=["host"]))
-@pytest.mark.parametrize("mesh", ["auto", "explicit"])
+@pytest.mark.parametrize("mesh", each(["auto", "explicit"], full=["auto"]))
 def test_set_mesh_with_explicit_axes_changes_no_bit(executor, mesh):
     explicit = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
-    wanted = trained(executor=executor)
+    wanted = unswitched(executor=executor)
     with jax.set_mesh(explicit):
         own = explicit if mesh == "explicit" else pj.data_mesh(4)
         assert_bits_equal(trained(own, executor=executor), wanted)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.one_python
+@pytest.mark.parametrize("sharded", each([False, True], full=[False]))
 def test_set_mesh_of_another_mesh_changes_no_bit(sharded):
     """The mesh that is set has neither the axes nor the devices of the step."""
     mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
@@ -146,9 +153,9 @@ def test_other_random_generators_give_a_finite_loss(name, value):
     assert np.isfinite(loss)
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", each([1, 2], full=[1]))
 def test_x64_changes_only_roundings(width):
-    wanted = trained(width=width)
+    wanted = unswitched(width=width)
     with jax.enable_x64(True):
         got = trained(width=width)
     assert got[0]["out"].dtype == np.float32

@@ -194,6 +194,7 @@ def test_model_state_is_not_weighted():
     np.testing.assert_allclose(state.model_state, batch["x"].mean(), rtol=1e-5)
 
 
+@pytest.mark.one_python
 def test_error_feedback_conserves_the_weighted_sum():
     """With SGD, the applied and the owed gradients add up to all gradients."""
     feedback = codecs.error_feedback(codecs.int8(8))
@@ -257,6 +258,7 @@ def test_weighted_loss_with_a_collective_equals_the_global_batch(width, empty):
     np.testing.assert_allclose(found, losses, rtol=1e-5)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("width", [2, 3])
 def test_prediction_with_a_collective_works_for_zero_weight(width):
     """The optimizer must run on every device, or the others would wait for it."""

@@ -66,7 +66,7 @@ TRANSFORMS = LOCAL | MEANS
 VARIANTS = {
     *("compress bf16", "compress top_k", "psum", "psum power_sgd", "ring int8"),
     *("two_shot", "halving_doubling bf16", "tree top_k", "parameter_server int4"),
-    "pipelined 2",
+    *("pipelined 2", "compress int8", "compress random_k", "two_shot int8"),
 }
 
 

@@ -76,7 +76,8 @@ def assert_close(got, wanted):
 
 
 @pytest.mark.parametrize(
-    "name", each(CASES, full=["two_shot", "ring", "parameter_server top_k"])
+    "name",
+    each(CASES, full=["two_shot", "ring", "parameter_server top_k", "hierarchical"]),
 )
 def test_pipelined_mean_of_width_1_equals_the_train_step(name):
     check(name, 1)

@@ -56,9 +56,12 @@ def trained(name):
     return jax.device_get(params)
 
 
+unswitched = functools.cache(trained)
+
+
 @grid(1, switch=list(SWITCHES), name=list(CHAINS))
 def test_jax_switches_change_no_bit(switch, name):
-    wanted = trained(name)
+    wanted = unswitched(name)
     with switched(*SWITCHES[switch]):
         got = trained(name)
     assert_bits_equal(got, wanted)
@@ -67,7 +70,7 @@ def test_jax_switches_change_no_bit(switch, name):
 @pytest.mark.parametrize("name", CHAINS)
 def test_float32_under_x64_is_close(name):
     """The learning rate may be rounded in another place."""
-    wanted = trained(name)
+    wanted = unswitched(name)
     with jax.enable_x64(True):
         got = trained(name)
     for a, b in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):

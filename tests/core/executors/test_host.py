@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import traceback
 
 import jax
@@ -13,7 +14,6 @@ from jax.sharding import Mesh
 import pipejax as pj
 from pipejax import codecs, collectives
 
-from ...grid import grid
 from ...helpers import (
     OPTIMIZERS,
     assert_bits_equal,
@@ -24,6 +24,8 @@ from ...helpers import (
 )
 
 FULL = pytest.mark.full
+# On a second Python, test_mixed.py runs this executor.
+pytestmark = pytest.mark.one_python
 
 
 def make(executor, width=2, tx=None, devices=4, **options):
@@ -47,7 +49,16 @@ def trained(train, steps=6):
     return infos, in_flight, jax.tree.map(np.asarray, train.drain(state)[0])
 
 
-@grid(1, width=[1, 2, 3, 4], optimizer=OPTIMIZERS)
+QUICK = {(1, "sgd"), (2, "momentum"), (3, "clip+adamw")}
+
+
+@pytest.mark.parametrize(
+    ("width", "optimizer"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else FULL)
+        for case in itertools.product((1, 2, 3, 4), OPTIMIZERS)
+    ],
+)
 def test_host_executor_has_the_bits_of_the_fused(width, optimizer):
     options = {"width": width, "tx": OPTIMIZERS[optimizer], "warmup_steps": 1}
     fused = trained(make("fused", **options))
@@ -128,7 +139,7 @@ def break_reduction(train, failing):
     wrap_exchange(train.executor, sometimes)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("width", [1, pytest.param(2, marks=FULL), 3])
 def test_failed_reduction_is_raised_at_the_next_step(width):
     """The error keeps its traceback, and the step can be taken again from the state."""
     train = make("host", width=width)
@@ -151,7 +162,7 @@ def test_failed_reduction_is_raised_at_the_next_step(width):
     )
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", [pytest.param(0, marks=FULL), 1])
 def test_failed_reduction_is_raised_in_the_drain(failing):
     """The state can be drained again, although a drain overwrites a donated state."""
     train = make("host", width=3, donate=True)

@@ -106,8 +106,8 @@ def test_several_processes_have_the_bits_of_one(ask, processes, widths):
         assert bits(train.drain(state)[0].params) == first["params"][str(width)]
 
 
-@pytest.mark.one_python
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=FULL)])
+@FULL  # in the quick run, checkpoints of two processes have codecs
+@pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_with_codecs_have_the_bits_of_one(ask, processes):
     """Each process keeps its devices' own residuals, keys and warm starts."""
     first, *others = ask("coded", processes=processes)
@@ -215,7 +215,7 @@ MIXTURES = {
 @pytest.mark.parametrize(
     ("name", "seed", "count"),
     [
-        ("sweep", 0, 40),
+        pytest.param("sweep", 0, 40, marks=FULL),
         ("kinds", 1, 40),
         *(pytest.param(x, seed, 100, marks=FULL) for x in MIXTURES for seed in (2, 3)),
     ],

@@ -84,6 +84,7 @@ def of(name, order):
     return host
 
 
+@pytest.mark.one_python
 def test_all_train_steps_share_the_thread():
     """Reductions run as they were submitted, also those of a step that was dropped."""
     order = []

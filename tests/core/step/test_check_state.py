@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 import pipejax as pj
 from pipejax import collectives
 
+from ...grid import grid
 from ...helpers import assert_bits_equal, batches, init_params, loss_fn
 from ...train_step.refusals import BATCH, make, refused
 
@@ -156,8 +157,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-@pytest.mark.parametrize("donate", [False, True])
+@grid(1, failure=FAILURES, donate=[True, False])
 def test_failed_step_harms_neither_state_nor_parameters(donate, failure):
     train, params = make(donate=donate), jax.tree.map(jnp.asarray, init_params())
     state = train.step(train.init(params), BATCH)[0]

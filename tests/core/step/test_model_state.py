@@ -16,6 +16,8 @@ from pipejax._core.step._model_state import averaged
 
 from ...train_step.refusals import refused
 
+FULL = pytest.mark.full
+
 STEPS, SIZE = 7, 4
 # Rounding: values of at most 4, two sums for each of 7 steps and at most 3 changes.
 CLOSE = {"rtol": 0, "atol": 4 * 2 * STEPS * 3 * 2.0**-24}
@@ -125,19 +127,19 @@ def states(train, shares, state):
     ("width", "settings"),
     [
         (1, {}),
-        (2, {}),
+        pytest.param(2, {}, marks=FULL),
         (3, {"executor": "host"}),
         (2, {"weight_prediction": False}),
-        (3, {"weight_prediction": False}),
-        (3, {"weight_prediction": False, "executor": "host"}),
+        pytest.param(3, {"weight_prediction": False}, marks=FULL),
+        pytest.param(3, {"weight_prediction": False, "executor": "host"}, marks=FULL),
         (2, {"shard_optimizer": True}),
         (3, {"shard_optimizer": True, "weight_prediction": False}),
         (2, {"microbatches": 2}),
-        (1, {"microbatches": 2}),
+        pytest.param(1, {"microbatches": 2}, marks=FULL),
         (3, {"grouped": True}),
-        (2, {"grouped": True, "weight_prediction": False}),
+        pytest.param(2, {"grouped": True, "weight_prediction": False}, marks=FULL),
         (2, {"grouped": True, "shard_optimizer": True}),
-        (1, {"grouped": True, "shard_optimizer": True}),
+        pytest.param(1, {"grouped": True, "shard_optimizer": True}, marks=FULL),
     ],
     ids=str,
 )

@@ -51,7 +51,7 @@ def test_training_on_one_device_with_prediction_is_synchronous(width, name, exec
     chex.assert_trees_all_close(ahead, synchronous, rtol=0, atol=1e-6)
 
 
-@grid(width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], feedback=[0.0, 0.5, None])
+@grid(1, width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], feedback=[0.0, 0.5, None])
 def test_predicted_training_equals_the_recursion_by_hand(
     width, name, warmup_steps, feedback
 ):

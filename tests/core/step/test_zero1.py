@@ -1,6 +1,7 @@
 """Tests a sharded optimizer against the same train step with an unsharded one."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +96,7 @@ def assert_close(found, wanted, rounding):
 
 
 @grid(
+    1,
     name=("sgd", "momentum", "adamw"),
     width=(1, 2, 3),
     devices=(1, 2, 4, 8),
@@ -128,7 +130,17 @@ WITH_SUMS = {
 
 
 @ONE_PYTHON
-@grid(1, name=("lamb", "fromage", "adafactor"), predicts=(False, True))
+@pytest.mark.parametrize(
+    ("name", "predicts"),
+    [
+        ("lamb", False),
+        ("adafactor", True),
+        pytest.param("lamb", True, marks=FULL),
+        pytest.param("adafactor", False, marks=FULL),
+        pytest.param("fromage", False, marks=FULL),
+        pytest.param("fromage", True, marks=FULL),
+    ],
+)
 def test_optimizers_with_sums_are_close_to_unsharded(name, predicts):
     """Without prediction, they train as in the unsharded pipeline."""
     (wanted, losses), (found, others) = both(
@@ -163,8 +175,27 @@ PREDICTED = OPTIMIZERS | {
 }
 
 
+# One of each kind: of its own elements, with a sum, waiting, and by parts.
+QUICK = {
+    ("adamw", 2, 4, "fused"),
+    ("clip+momentum", 3, 2, "host"),
+    ("lamb", 2, 1, "fused"),
+    ("centered rmsprop", 3, 4, "fused"),
+    ("lion", 2, 4, "host"),
+    ("multi steps", 3, 4, "host"),
+    ("products", 2, 2, "fused"),
+    ("frozen", 2, 4, "fused"),
+}
+
+
 @ONE_PYTHON
-@grid(1, name=PREDICTED, width=(2, 3), devices=(4, 2, 1), executor=("fused", "host"))
+@pytest.mark.parametrize(
+    ("name", "width", "devices", "executor"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else FULL)
+        for case in itertools.product(PREDICTED, (2, 3), (4, 2, 1), ("fused", "host"))
+    ],
+)
 def test_exact_predictions_are_close_to_unsharded(name, width, devices, executor):
     options = {"width": width, "executor": executor, "exact": True}
     (wanted, losses), (found, others) = both(PREDICTED[name], devices, **options)
@@ -245,7 +276,21 @@ def given():
     return {"model_state": state, "rng": jax.random.key(3), "batch": batches(1)[0]}
 
 
-@grid(1, switch=list(SWITCHES), executor=("fused", "host"), width=(2, 1, 3))
+# tests/train_step/test_switches.py has every switch in the quick run.
+SWITCHED = {
+    ("strict promotion", "fused", 2),
+    ("guard", "host", 1),
+    ("checks", "host", 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("switch", "executor", "width"),
+    [
+        pytest.param(*case, marks=() if case in SWITCHED else FULL)
+        for case in itertools.product(SWITCHES, ("fused", "host"), (2, 1, 3))
+    ],
+)
 def test_jax_switches_change_no_bit(switch, executor, width):
     options = {"loss": full_form, "init": given(), "width": width, "steps": 3}
     options |= {"executor": executor, "shard_optimizer": True, "donate": True}
@@ -262,7 +307,7 @@ def test_jax_switches_change_no_bit(switch, executor, width):
 
 
 @ONE_PYTHON
-@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("executor", ["fused", pytest.param("host", marks=FULL)])
 def test_set_mesh_with_explicit_axes_changes_no_bit(executor):
     explicit = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     options = {"executor": executor, "shard_optimizer": True}
@@ -288,7 +333,7 @@ def test_scan_of_steps_is_close_to_a_loop():
 
 
 @ONE_PYTHON
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [pytest.param(1, marks=FULL), 2])
 def test_x64_changes_only_roundings(width):
     options = {"width": width, "shard_optimizer": True}
     wanted, _ = run(OPTIMIZERS["clip+adamw"], **options)
@@ -322,7 +367,7 @@ def test_bytes_sent_are_as_in_an_all_reduce(width):
     assert 2 * 3 / 4 * 4 * elements < sum(x.wire_bytes for x in said) <= most
 
 
-@grid(executor=("fused", "host"), width=(1, 2))
+@grid(1, executor=("fused", "host"), width=(1, 2))
 def test_gradient_with_nan_is_skipped(executor, width):
     def bad(params, batch):
         loss = loss_fn(params, batch)
@@ -353,7 +398,7 @@ def test_gradient_with_nan_is_skipped(executor, width):
 
 
 @ONE_PYTHON
-@grid(executor=("fused", "host"), width=(2, 3), predicted=(False, True))
+@grid(1, executor=("fused", "host"), width=(2, 3), predicted=(False, True))
 def test_gathered_parameters_equal_the_pieces_after_a_drain(executor, width, predicted):
     state, _ = run(
         OPTIMIZERS["adamw"],
@@ -365,7 +410,7 @@ def test_gathered_parameters_equal_the_pieces_after_a_drain(executor, width, pre
     assert_bits_equal(jax.device_get(state.gathered), jax.device_get(state.params))
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("executor", ["fused", pytest.param("host", marks=FULL)])
 def test_donation_changes_no_bit(executor):
     options = {"executor": executor, "shard_optimizer": True}
     kept, losses = run(OPTIMIZERS["adamw"], **options)
@@ -385,7 +430,7 @@ def test_both_executors_agree(predicted):
 
 
 @ONE_PYTHON
-@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize("width", [2, pytest.param(3, marks=FULL)])
 def test_warm_up_is_close_to_unsharded(width):
     options = {"width": width, "warmup_steps": 2}
     (wanted, losses), (found, others) = both(OPTIMIZERS["momentum"], **options)
