@@ -126,7 +126,7 @@ def test_timer_for_leaving_is_started_only_by_keyboard_interrupts(monkeypatch):
         assert shown[-1][1] is error
     (timer,) = timers
     assert timer.daemon
-    assert (timer.interval, timer.args) == (leaving.LIMIT, [130])
+    assert (timer.interval, timer.args) == (leaving.LIMIT, (130,))
 
 
 @pytest.mark.parametrize(("last", "code"), [(None, 1), (KeyboardInterrupt(), 130)])

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import jax
 import numpy as np
 import pytest
 
@@ -46,6 +47,13 @@ def test_simulated_exchanges_equal_the_closed_form(algorithm, codec, p, shares):
         assert 0.8 * wanted < found <= wanted
     else:
         assert math.isclose(found, wanted, rel_tol=1e-9)
+
+
+def test_simulated_rounds_of_a_linear_codec_equal_the_closed_form():
+    codec = codecs.power_sgd(2, jax.random.key(0)).of(((64, 32),))
+    work = Workload(0.0, 64 * 32, "psum", codec, "int8")  # at the speed of int8
+    found = timing.simulate(cluster(4), work, width=1).exchanged[0].max()
+    assert math.isclose(found, exchange_seconds(cluster(4), work), rel_tol=1e-9)
 
 
 def test_server_uses_both_directions_of_its_link():
