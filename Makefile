@@ -52,8 +52,10 @@ types: .venv/ready-dev
 	.venv/bin/mypy
 
 # On x86, no test is compiled with multiply-add instructions, which XLA contracts in one
-# program and not in another: bits that must be equal are. The quick tests also compile
-# quickly, and leave out the fusion emitters of JAX 0.10, which later versions always have.
+# program and not in another, and matmuls, which XLA leaves to oneDNN, have none either:
+# bits that must be equal are. The quick tests also compile quickly, and leave out the
+# fusion emitters of JAX 0.10, which later versions always have.
+export ONEDNN_MAX_CPU_ISA := AVX
 MACHINE := $(shell uname -m)
 BITS := $(if $(filter x86_64,$(MACHINE)),--xla_cpu_max_isa=AVX)
 QUICKLY := --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1
@@ -74,7 +76,7 @@ quick-other: .venv-other/ready-test
 # contents of the checkout, so a broken-off run goes on and a changed one begins anew.
 PARTS ?= step exchange executors theory schedules timing launch experiments
 step := pipejax tests/*.py tests/checkpoint tests/core/*.py \
-  $(addprefix tests/core/,checks message pieces prediction step) \
+  $(addprefix tests/core/,checks message partitioned prediction step) \
   tests/flax tests/internal tests/train_step tests/transforms
 exchange := tests/codecs tests/collectives
 executors := tests/core/executors

@@ -7,7 +7,7 @@ names the process at fault.
 import dataclasses
 from typing import Any
 
-from ._diagnosis import Report
+from ._diagnosis import Heartbeat
 
 _WATCHDOGS = "pipejax/watchdogs/"  # the folder of all keys below
 
@@ -33,14 +33,14 @@ class KeyValueStore:
         client.key_value_set(f"{folder}{number}", "", allow_overwrite=True)
         return cls(client, number)
 
-    def post(self, report: Report) -> None:
+    def post(self, report: Heartbeat) -> None:
         self._set(f"reports/{report.rank}/last", report.to_json())
 
-    def reports(self, rank: int | None = None) -> list[Report]:
+    def reports(self, rank: int | None = None) -> list[Heartbeat]:
         """Returns the last report of every process, or only that of process `rank`."""
         # The slash keeps the keys of process 1 apart from those of process 11.
         found = self._get("reports/" if rank is None else f"reports/{rank}/")
-        return [Report.from_json(text) for text in found]
+        return [Heartbeat.from_json(text) for text in found]
 
     def publish(self, rank: int, diagnosis: str) -> None:
         """Publishes the diagnosis that process `rank` has made for all processes."""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import jax
 
 from . import _liveness, _where
-from ._diagnosis import GRACE, Report, Seen, diagnose, silence
+from ._diagnosis import GRACE, Heartbeat, Seen, diagnose, silence
 from ._kv_store import KeyValueStore
 
 FAULT = 75
@@ -33,7 +33,7 @@ PERIOD = 1.0  # seconds between two reports of a process
 
 @dataclasses.dataclass
 class Progress:
-    """What the main thread reports about itself, with the fields of `Report`."""
+    """What the main thread reports about itself, with the fields of `Heartbeat`."""
 
     step: int = 0
     since: float = 0.0  # the time of `time.monotonic()`
@@ -60,7 +60,7 @@ class Monitor:
         self._host = socket.gethostname()
         self._contact = time.monotonic()
         self._inside = self.progress.since
-        self._newest: dict[int, tuple[Report, float]] = {}
+        self._newest: dict[int, tuple[Heartbeat, float]] = {}
         self._diagnosis = ""
         self._found = ""
         self._closed: set[int] = set()
@@ -139,7 +139,7 @@ class Monitor:
         self.ending = True
         self.end(self.rank, diagnosis)
 
-    def _report(self, count: int, over: bool) -> Report:
+    def _report(self, count: int, over: bool) -> Heartbeat:
         now = time.monotonic()
         where = _where.main_thread()
         if where.busy:
@@ -148,7 +148,7 @@ class Monitor:
         if where.busy or where.waits or self.progress.busy:
             self._inside = now
         failed, since = self._failure(now)
-        return Report(
+        return Heartbeat(
             self.rank,
             self._host,
             count,
@@ -175,7 +175,7 @@ class Monitor:
             return described(error), lasts
         return self.progress.failed, now - self.progress.since
 
-    def _note(self, reports: list[Report]) -> None:
+    def _note(self, reports: list[Heartbeat]) -> None:
         for report in reports:
             before = self._newest.get(report.rank)
             # Ages are by the clock of this process, because clocks of hosts differ.
