@@ -55,10 +55,7 @@ def plain_batch(batch: Tree) -> Tree:
 
 
 def global_batch(local: Any, data: NamedSharding) -> Tree:
-    """Makes the global batch of which this process has the part `local`.
-
-    The batch shares no memory with `local`, which may be written again.
-    """
+    """Makes the global batch of which this process has the part `local`."""
     every = math.prod(data.mesh.shape[name] for name in axes(data.spec[0]))
     indices = data.addressable_devices_indices_map((every,)).values()
     shares = len({index[0].start for index in indices if index is not None})
@@ -116,10 +113,7 @@ def laid_out(batch: Tree, config: StepConfig) -> Batch:
 def _laid_out(
     data: NamedSharding, own: tuple[str, ...], shards: bool, leaf: Leaf
 ) -> Leaf:
-    """Returns an array of a batch, split over `own`, the axes of the data.
-
-    If a group `shards` a model over inner axes, the array may be split over them, too.
-    """
+    """Returns an array of a batch, split over `own`, the axes of the data."""
     if isinstance(leaf, jax.core.Tracer):
         return leaf  # its sharding is not known
     if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -38,11 +38,7 @@ def placed(
 
 
 def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
-    """Raises a `ValueError` if a sharded array differs between groups.
-
-    Every group has a copy of it. JAX takes the copies to be the same, and does not
-    compare them.
-    """
+    """Raises a `ValueError` if a sharded array differs between groups."""
     leaves = jax.tree_util.tree_leaves_with_path(placed)
     leaves = [x for x in leaves if not x[1].sharding.is_fully_replicated]
     if not leaves:

@@ -54,10 +54,7 @@ def transfers_of(
 def _own_transfers(
     program: Any, *args: Any, sharded: bool = False
 ) -> tuple[Transfer, ...]:
-    """Returns what the collectives of a jitted program move, each as often as it runs.
-
-    The program is compiled only if it has collectives.
-    """
+    """Returns what the collectives of a program move, each as often as it runs."""
     if not sharded and not collective_axes(program, *args):
         return ()
     text = program.lower(*args).compile().as_text()

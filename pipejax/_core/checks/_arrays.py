@@ -43,10 +43,7 @@ def no_array(name: str, path: Any, fault: str) -> ValueError:
 
 
 def check_keys(rng: Keys) -> None:
-    """Raises a `ValueError` unless `rng` is `None` or a pytree of single PRNG keys.
-
-    A key is a typed key, or the integers of one for the default implementation.
-    """
+    """Raises a `ValueError` unless `rng` is `None` or a pytree of single PRNG keys."""
     leaves = jax.tree_util.tree_leaves_with_path(rng)
     if rng is not None and not leaves:
         raise ValueError(f"`rng` must hold at least one PRNG key, got {rng!r}. {_MAKE}")

@@ -24,10 +24,7 @@ _OVERWRITTEN = "_overwrite_with_gradient"
 
 
 def check_params(params: optax.Params) -> None:
-    """Raises a `ValueError` unless `params` has leaves and all of them are floating.
-
-    A leaf may be an array or a Python float.
-    """
+    """Raises a `ValueError` unless `params` has leaves and all of them are floating."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError("`params` must hold at least one array, got none.")
@@ -77,10 +74,7 @@ def _not_trainable(leaf: Leaf) -> str | None:
 
 
 def check_attached(mesh: Mesh, params: optax.Params) -> None:
-    """Raises a `ValueError` if arrays would be placed on devices that are not attached.
-
-    Traced parameters are not placed anywhere.
-    """
+    """Raises a `ValueError` if arrays must go to devices that are not attached."""
     traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params))
     if not traced and not is_attached(mesh):
         raise ValueError(

@@ -59,10 +59,7 @@ def check_prediction(rule: Any) -> Literal["linearized", "own", False]:
 
 
 def check_feedback(share: float, rule: Literal["linearized", "own", False]) -> float:
-    """Returns `share` as a float, or raises a `ValueError` if it is not in [0, 1).
-
-    Unless the rule of prediction is `"own"`, it must be 0.
-    """
+    """Returns `share` as a float, or raises a `ValueError` if it is not in [0, 1)."""
     real = isinstance(share, int | float) and not isinstance(share, bool)
     if not real or not 0 <= share < 1:
         raise ValueError(

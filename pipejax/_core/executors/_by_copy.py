@@ -16,10 +16,7 @@ from ._config import StepConfig
 
 
 def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
-    """Returns the mesh on which the communication thread sums.
-
-    It is `mesh` if that consists of CPUs, or else a mesh of CPUs beside its devices.
-    """
+    """Returns the mesh on which the communication thread sums."""
     if mesh.devices.flat[0].platform == "cpu":
         return mesh
     return _one_cpu_a_process(mesh, axis_name)

@@ -24,11 +24,7 @@ def codec_states(
     *,
     abstract: bool = False,
 ) -> CodecStates:
-    """Returns the codec states of all phases of a run together.
-
-    `state` has the parameters and their shards, or shapes. If `abstract`, the result
-    has shapes and shardings alone.
-    """
+    """Returns the codec states of all phases of a run together."""
     dtype, whole = phases[-1].step.settings.reduce_dtype, state.trainable.whole_params
     shards = Shards(state.shards.params, data_axes=state.shards.data_axes)
     like = jax.eval_shape(lambda: empty_message(whole, None, dtype, shards))

@@ -59,10 +59,7 @@ class StepConfig:
 
     @property
     def batches(self) -> NamedSharding | None:
-        """Returns the sharding that a program gives its batch, or `None` for its own.
-
-        On a mesh with inner axes, a batch may also be split over these.
-        """
+        """Returns the sharding that a program gives its batch, if it gives one."""
         return None if inner_axes(self.mesh, self.axis_name) else self.data
 
     def at(self, mesh: Mesh) -> "StepConfig":

@@ -71,10 +71,7 @@ class Fused:
         return state_of(common, in_flight, state.calls), info
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
-        """Reduces and applies everything in flight, in order, in one program.
-
-        The program returns an info for each place in the queue.
-        """
+        """Reduces and applies everything in flight, in order, in one program."""
         self._wait_turn(state)
         common, in_flight, infos = self._drain(common_of(state), state.in_flight)
         self._hand_on(state, infos)
@@ -102,10 +99,7 @@ class Fused:
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:
-        """Returns two programs of a step: to run, and to be part of a traced program.
-
-        The key says whether the step is being traced.
-        """
+        """Returns the program of a step, also (`True`) for being traced in another."""
         per_device = P(self.config.axis_name)
         program = functools.partial(
             jax.jit,
@@ -131,10 +125,7 @@ class Fused:
 
     @property
     def _donated(self) -> tuple[int, ...]:
-        """Returns the numbers of the arguments that a program may overwrite.
-
-        These are the state, and the queue or what leaves it.
-        """
+        """Returns the numbers of the arguments that a program may overwrite."""
         return (0, 1) if self.config.donate else ()
 
     def _local_step(
@@ -144,10 +135,7 @@ class Fused:
         staying: tuple[Message, ...],
         batch: Batch,
     ) -> tuple[Common, InFlight, StepInfo]:
-        """Runs one device's part of a step.
-
-        The body is the recursion of the pipeline, from top to bottom.
-        """
+        """Runs one device's part of a step."""
         config, step, trained = self.config, self.config.step, state.trainable
         # Only the oldest message may be overwritten, so it is an argument of its own.
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
@@ -178,10 +166,7 @@ class Fused:
     def _local_drain(
         self, state: Common, in_flight: InFlight
     ) -> tuple[Common, InFlight, tuple[StepInfo, ...]]:
-        """Runs one device's part of a drain.
-
-        It applies the oldest message first, in the same order as steps would.
-        """
+        """Runs one device's part of a drain."""
         step, states, infos = self.config.step, in_flight.codec_states, []
         for age, message in enumerate(in_flight.pending):
             valid = valid_in_drain(in_flight, age)

@@ -147,10 +147,7 @@ class Host:
         return state_of(common, empty, state.calls), tuple(infos)
 
     def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
-        """Returns the lowered program that computes.
-
-        It has no collective of the exchange.
-        """
+        """Returns the lowered program that computes."""
         compute = self._programs.compute
         return compute.lower(common_of(state), _bare(state.in_flight), batch)
 
@@ -201,10 +198,7 @@ class Host:
         age: int,
         dispatched: Tree,
     ) -> Begun:
-        """Hands an exchange to the thread, which runs it after all earlier ones.
-
-        `before` is what the exchange starts from, or the result of the one before it.
-        """
+        """Hands an exchange to the thread, which runs it after all earlier ones."""
         length = self.config.width - 1
         # A program that sums its own arguments waits for them anyway.
         awaited = None if dispatched is message else dispatched
@@ -277,10 +271,7 @@ class Host:
         self._checked.add((program, form))
 
     def _result(self, exchange: Begun) -> tuple[Reduced, CodecStates]:
-        """Waits for a reduced message and the codec states after it.
-
-        After a failure, the next step starts all exchanges anew.
-        """
+        """Waits for a reduced message and the codec states after it."""
         try:
             return exchange.result.result()
         except Exception:

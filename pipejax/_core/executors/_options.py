@@ -62,10 +62,7 @@ class Options(NamedTuple):
 
 @functools.cache
 def options_for(mesh: Mesh, width: int) -> Options:
-    """Returns the options for a step's devices and width, tried on the compiler.
-
-    Each combination is tried once in a process.
-    """
+    """Returns the options for a step's devices and width, tried on the compiler."""
     device = mesh.devices.flat[0]
     wanted: dict[str, Any] = {}
     if device.platform in ("gpu", "cuda"):

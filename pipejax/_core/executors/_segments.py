@@ -143,10 +143,7 @@ def _segment(
     before: list[Any],
     after: list[Any],
 ) -> Segment:
-    """Returns a function that runs the operations of one segment.
-
-    `known` has the values of the arguments of the function that is cut, by name.
-    """
+    """Returns a function that runs the operations of one segment."""
 
     def segment(values: list[Any]) -> list[Any]:
         env = known | dict(zip(before, values, strict=True))
@@ -195,13 +192,11 @@ def _points(operations: list[TracedOperation], fractions: Sequence[float]) -> li
 
 
 def _least(operations: list[TracedOperation], start: int, flops: float) -> int:
-    """Returns the end of the shortest segment from `start` that has any work.
-
-    A scan that is longer than `flops` is cut in two, in place.
-    """
+    """Returns the end of the shortest segment from `start` that has any work."""
     for index in range(start, len(operations)):
         operation = operations[index]
         if operation.flops > flops and operation.halves is not None:
+            # In place, as in `_points`.
             operations[index : index + 1] = operation.halves(flops / operation.flops)
         if operation.flops:
             return index + 1
@@ -211,11 +206,7 @@ def _least(operations: list[TracedOperation], start: int, flops: float) -> int:
 def _operations(
     closed: ClosedJaxpr, names: dict[Any, Any]
 ) -> Iterator[TracedOperation]:
-    """Yields the operations of a program, with the functions that it calls inlined.
-
-    `names` has the arguments at first, and gets a name for each value that is read or
-    written.
-    """
+    """Yields the operations of a program, with the functions that it calls inlined."""
     for found in inlined(closed, names):
         equation, _, reads, writes = found
         if equation.primitive.name == "scan":

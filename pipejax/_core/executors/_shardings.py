@@ -16,13 +16,7 @@ from ._config import StepConfig
 
 
 def state_shardings(state: Common, mesh: Mesh, axis_name: AxisName) -> Common:
-    """Returns the sharding of every array outside of the messages in flight.
-
-    Args:
-      state: The state, or its shapes.
-      mesh: The mesh of the train step.
-      axis_name: Axis or axes of the data.
-    """
+    """Returns the sharding of every array outside of the messages in flight."""
     inner, over_data = inner_state_specs(state), state_data_specs(state, axis_name)
     if over_data.trainable == P():
         every = jax.tree.map(lambda _: P(), state.trainable)
@@ -40,12 +34,8 @@ def in_flight_shardings(
 ) -> InFlight:
     """Returns the sharding of every array in flight, without those of codec states.
 
-    Args:
-      in_flight: The pipeline of all groups, or its shapes.
-      shards: How a group shards parameters.
-      config: The step.
-      data: The axes of the data, over which every group has its own arrays. If there
-        are none, every group has the arrays of all groups.
+    `in_flight` is the pipeline of all groups. Every group has its own part along the
+    axes `data`. If there are none, it has the arrays of all.
     """
 
     def lying(tree: Tree, specs: tuple[P, ...]) -> Any:

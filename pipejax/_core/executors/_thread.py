@@ -39,10 +39,7 @@ class CommunicationThread:
         self._starting = threading.Lock()
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Runs a function after all functions that were submitted before.
-
-        The future raises what the function raised.
-        """
+        """Runs a function after all functions that were submitted before."""
         with self._starting:
             if self._thread is None:
                 self._start()

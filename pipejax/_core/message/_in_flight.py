@@ -65,10 +65,7 @@ class InFlight(NamedTuple):
 def empty(
     like: Message, width: int, codec_states: CodecStates, *, feeds_back: bool = False
 ) -> InFlight:
-    """Makes an empty queue for messages of a given form.
-
-    None of its K-1 messages of zeros counts as real.
-    """
+    """Makes an empty queue for messages of a given form."""
 
     def zeros(tree: Tree) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
@@ -125,10 +122,7 @@ def entered(filled: jax.Array, length: int) -> jax.Array:
 
 
 def valid_in_drain(in_flight: InFlight, age: int) -> Valid:
-    """Returns what is real when a message is exchanged in a drain.
-
-    `age` is the place of the message in the queue before the drain.
-    """
+    """Returns what is real when a message is exchanged in a drain."""
     now = valid_in_queue(in_flight)
     return Valid(now[age], now[age + 1 :])
 

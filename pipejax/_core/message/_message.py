@@ -106,10 +106,7 @@ class Message(NamedTuple):
 
 
 def with_constraints(message: Message) -> Message:
-    """Returns the message, whose arrays XLA must split as `message.shards` say.
-
-    Must be called inside the program of a step.
-    """
+    """Returns the message, whose arrays XLA must split as `message.shards` say."""
     shards = message.shards
     return message._replace(
         gradients=constrained(message.gradients, shards.params),

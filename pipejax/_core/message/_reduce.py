@@ -106,13 +106,7 @@ def layout_of(message: Message) -> Layout:
 def codec_states(
     like: Message, all_reduce: AllReduce, axis_name: AxisName
 ) -> CodecStates:
-    """Returns the states of the codecs before the first message of this form.
-
-    Args:
-      like: A message, or its shapes.
-      all_reduce: The algorithm whose codecs keep states.
-      axis_name: Axis or axes of the surrounding `shard_map` to sum over.
-    """
+    """Returns the states of the codecs before the first message of this form."""
     return on_shards_of(like, all_reduce).init(layout_of(like), axis_name)
 
 

@@ -37,11 +37,7 @@ def on_partitions(
     splits: Sequence[Split],
     devices: Devices,
 ) -> Program:
-    """Returns a function of whole arrays as a program for pieces of them.
-
-    Raises a `NotElementwiseError`, which names the operation, if one needs elements of
-    several pieces.
-    """
+    """Returns a function of whole arrays as a program for pieces of them."""
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     return _of(closed, splits, devices, jax.tree.structure(shape))
 
@@ -237,10 +233,8 @@ def _branches(
 
 
 def _condition(branches: Sequence[Program], devices: Devices) -> Rule:
-    """Returns the rule of a `lax.cond` whose branches work on pieces.
-
-    The branches must not sum over devices, because a level has no communication.
-    """
+    """Returns the rule of a `lax.cond` whose branches work on pieces."""
+    # The branches do not sum over devices, because a level has no communication.
     joint: list[Split] = []
     for found in zip(*(branch.splits for branch in branches), strict=True):
         # A whole result in one branch is cut like the split result of another.

@@ -65,15 +65,7 @@ class Program:
     tree: Tree
 
     def run(self, level: int, value: list[Any]) -> list[Any]:
-        """Runs the operations of a level.
-
-        Args:
-          value: The value before it.
-
-        Returns:
-          What the level hands on: the arrays that are still to be summed over devices,
-          followed by the others.
-        """
+        """Runs a level, and hands on its sums first, followed by what others need."""
         env = dict(zip(self.handed[level], value, strict=True))
         for operation in self.levels[level].operations:
             operands = (value_of(env, name) for name in operation.reads)

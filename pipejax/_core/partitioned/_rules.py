@@ -108,10 +108,7 @@ class Devices(NamedTuple):
         return tuple(tuple(n for n in names if self.sizes[n] > 1) for names in split)
 
     def once(self, x: jax.Array, split: Split) -> jax.Array:
-        """Returns an array on one of the devices that have the same piece, 0 on others.
-
-        `split` is that of the array to whose piece x belongs.
-        """
+        """Returns an array on one of all devices with the same piece, 0 on others."""
         used = {name for names in split for name in names}
         others = tuple(n for n in self.names if n not in used and self.sizes[n] > 1)
         return jnp.where(lax.axis_index(others) == 0, x, 0) if others else x
@@ -148,10 +145,7 @@ def is_elementwise(equation: JaxprEqn, splits: Sequence[Split]) -> bool:
 
 
 def rule_of(equation: JaxprEqn, splits: Sequence[Split], devices: Devices) -> Rule:
-    """Returns how an operation runs on pieces.
-
-    At least one operand is split. Raises a `NotElementwiseError` without a rule.
-    """
+    """Returns how an operation runs on pieces."""
     name = equation.primitive.name
     if name == "bitcast_convert_type":
         return _bitcast(equation, splits[0])
@@ -191,10 +185,7 @@ def _elementwise(equation: JaxprEqn, splits: Sequence[Split], devices: Devices) 
 
 
 def _joint(name: str, splits: Sequence[Split], ndim: int) -> Split:
-    """Returns the split of an elementwise result, which has those of all operands.
-
-    Raises a `NotElementwiseError` if a device lacks elements that belong together.
-    """
+    """Returns the split of an elementwise result, which has those of all operands."""
     joint: list[tuple[str, ...]] = []
     for axis in range(ndim):
         kinds = {split[axis] for split in splits if split} - {()} or {()}

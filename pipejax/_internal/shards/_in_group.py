@@ -50,10 +50,7 @@ def as_on_shards() -> Iterator[None]:
 def on_shards(
     function: Callable[..., Any], in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """Returns a function that every device of a group runs on its own shards.
-
-    Must be called inside the program of a step. The specs are over inner axes.
-    """
+    """Returns a function that every device of a group runs on its own shards."""
     _, inner = group_axes()
     return jax.shard_map(
         function,
