@@ -1,5 +1,6 @@
 """Tests that a process notices the end of another one by its closed connection."""
 
+import errno
 import socket
 import subprocess
 import sys
@@ -37,6 +38,32 @@ def test_closed_connections_are_reported_by_rank():
     until(lambda: _liveness.closed() == {1})
     fourth.close()
     until(lambda: _liveness.closed() == {1, 5})
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), OSError(errno.EHOSTUNREACH, "")])
+def test_connection_lost_by_the_network_says_nothing(kept, error):
+    class Lost:
+        def recv(self, size):
+            raise error
+
+        def close(self):
+            pass
+
+    (first, second), kept[3] = socket.socketpair(), Lost()
+    _liveness.keep({1: first})
+    second.close()
+    until(lambda: _liveness.closed() == {1})
+    assert kept.keys() == {1}
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="not on this system")
+def test_idle_connections_are_probed():
+    """A firewall then does not forget them: many do after some minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = socket.create_connection(server.getsockname())
+        _liveness.keep({1: connection})
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
 
 
 REPORTS = """
