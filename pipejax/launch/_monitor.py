@@ -219,9 +219,12 @@ def described(error: BaseException) -> str:
 
 
 def end(rank: int, diagnosis: str) -> None:
-    sys.stderr.write(f"pipejax: this job is ended: {diagnosis}\n")
-    sys.stderr.flush()
-    sys.stdout.flush()
+    # A pipe whose reader has gone must not keep the process from ending.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"pipejax: this job is ended: {diagnosis}\n")
+        sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     if rank == 0:
         # The store ends with process 0: the others must read the diagnosis before that.
         time.sleep(3 * PERIOD)

@@ -1,4 +1,4 @@
-"""Checks in the first step that the model state is finite where the loss changes it.
+"""Checks before the first step that model state is finite where the loss changes it.
 
 An infinity or NaN there would stay for the whole run.
 """

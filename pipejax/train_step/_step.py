@@ -26,6 +26,7 @@ from pipejax._core.checks import check_batch
 from pipejax._core.executors import (
     Executor,
     Fused,
+    Host,
     OwnCollectiveError,
     StepConfig,
     choose,
@@ -432,6 +433,9 @@ class TrainStep:
         program is compiled. Every process compiles the same, and so chooses the same.
         """
         executor = self._executors[phase]
+        for other in self._executors:
+            if other is not executor and isinstance(other, Host):
+                other.forget()  # would keep the arrays of its last exchanges
         try:
             return run(executor)
         except OwnCollectiveError as error:

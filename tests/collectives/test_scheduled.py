@@ -128,6 +128,6 @@ def test_join_and_init_wait_for_threads_of_all_phases(wait):
     (begun,) = train._executors[0]._begun
     late = submit(time.sleep, 0.2)
     wait(train)
-    assert begun.sum.done()
+    assert begun.result.done()
     assert late.done()
     assert state.calls == 1

@@ -14,6 +14,7 @@ from ._codec_states import codec_states as codec_states
 from ._config import StepConfig as StepConfig
 from ._exchange import make_exchange as make_exchange
 from ._fused import Fused as Fused
+from ._host import Host as Host
 from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError
 from ._shardings import in_flight_shardings as in_flight_shardings

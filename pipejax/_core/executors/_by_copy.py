@@ -1,5 +1,6 @@
 """Sums messages on CPUs beside accelerators."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -9,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, Reduced, Valid
 from pipejax._internal.mesh import AxisName, axes
+from pipejax._internal.ranges import headroom, is_narrow
 from pipejax._internal.types import CodecStates
 
 from ._by_shard import sum_specs
@@ -33,17 +35,22 @@ def exchange_by_copy(
     """
     mesh, axis = config.mesh, config.axis_name
     (cpu,) = cpus.local_devices
+    # A process sums this many parts at most, before the exchange of all processes.
+    scale = headroom(math.ceil(config.devices / cpus.size))
 
     def out(array: jax.Array) -> jax.Array:
         parts = _by_group(array, array.shape[0] // config.devices)
+        if is_narrow(array.dtype):
+            parts = [part / part.dtype.type(scale) for part in parts]
         own = jax.device_put(sum(parts[1:], start=parts[0]), cpu)
         shape = (cpus.size * own.shape[0], *own.shape[1:])
         return jax.make_array_from_single_device_arrays(
             shape, NamedSharding(cpus, P(axis)), [own]
         )
 
-    def back(total: jax.Array, spec: P) -> jax.Array:
+    def back(total: jax.Array, spec: P, sent: jax.Array) -> jax.Array:
         own, sharding = np.asarray(total.addressable_data(0)), NamedSharding(mesh, spec)
+        own = own * np.float32(scale) if is_narrow(sent.dtype) else own
         places = sharding.addressable_devices_indices_map(own.shape)
         return jax.make_array_from_single_device_arrays(
             own.shape,
@@ -59,7 +66,8 @@ def exchange_by_copy(
             array.copy_to_host_async()
         own = jax.tree.map(out, message)
         total, states = between(trained, own, states, valid)
-        total = jax.tree.map(back, total, sum_specs(total))
+        sent = total._replace(sum=message)
+        total = jax.tree.map(back, total, sum_specs(total), sent)
         return jax.block_until_ready(total), states
 
     return exchange

@@ -28,8 +28,9 @@ import copy
 import dataclasses
 import functools
 import operator
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -54,6 +55,8 @@ from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
 from ._programs import Programs, programs_of
 from ._thread import join, submit
+
+Result = TypeVar("Result")
 
 
 class Base(NamedTuple):
@@ -136,7 +139,7 @@ class Host:
         if results:
             last, states = results[-1]
             if last.updated is not None:
-                whole = submit(self._programs.gather, last.updated).result()
+                whole = _submitted(self._programs.gather, last.updated).result()
                 results[-1] = last._replace(updated=whole), states
         for reduced, _ in results:
             common, _, info = self._update(common, None, reduced, in_flight)
@@ -145,6 +148,10 @@ class Host:
         join()
         empty = empty._replace(codec_states=states)
         return state_of(common, empty, state.calls), tuple(infos)
+
+    def forget(self) -> None:
+        """Drops the exchanges of a run that goes on with another executor."""
+        self._begun.clear()
 
     def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
         """Returns the lowered program that computes."""
@@ -202,9 +209,6 @@ class Host:
         length = self.config.width - 1
         # A program that sums its own arguments waits for them anyway.
         awaited = None if dispatched is message else dispatched
-        # `with jax.enable_x64()` acts on the caller's thread alone. If the setting were
-        # not passed on, the other thread would sum float64 in float32.
-        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
         def exchange() -> tuple[Reduced, CodecStates]:
             jax.block_until_ready(awaited)
@@ -212,11 +216,10 @@ class Host:
             # When the fresh message is due, all that are in the queue then are real.
             count = length if age == length else _first(filled)
             valid = valid_in_step(count, length, age)
-            with jax.enable_x64(x64):
-                return self._programs.exchange(updated, message, states, valid)
+            return self._programs.exchange(updated, message, states, valid)
 
         base = before if isinstance(before, Base) else None
-        return Begun(message, base, submit(exchange))
+        return Begun(message, base, _submitted(exchange))
 
     def _update(
         self,
@@ -277,6 +280,19 @@ class Host:
         except Exception:
             self._begun.clear()
             raise
+
+
+def _submitted(run: Callable[..., Result], *args: Any) -> Future[Result]:
+    """Hands a function to the thread, where JAX behaves as on the caller's."""
+    # `with jax.enable_x64()` acts on the caller's thread alone. If the setting were not
+    # passed on, the other thread would sum float64 in float32.
+    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+
+    def as_caller() -> Result:
+        with jax.enable_x64(x64):
+            return run(*args)
+
+    return submit(as_caller)
 
 
 def _after(exchange: Future[tuple[Reduced, CodecStates]]) -> Base:

@@ -60,11 +60,12 @@ class CommunicationThread:
 
     def _start(self) -> None:
         self._process = os.getpid()
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=_serve, args=(self._work,), name="pipejax-communication", daemon=True
         )
-        self._thread.start()
-        atexit.register(_leave, self._thread, self._work, leaving.prepared())
+        thread.start()
+        self._thread = thread
+        atexit.register(_leave, thread, self._work, leaving.prepared())
 
 
 def _serve(work: "queue.SimpleQueue[Any]") -> None:

@@ -35,15 +35,13 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
         raise ValueError(
             "`train.step` must not be traced in a run with `warmup_steps` or a schedule"
             " of all-reduces: which program runs is decided between steps, got a traced"
-            " `state.calls`. Call it outside jit and scan, or warm up with"
-            " `train.plain` first."
+            " `state.calls`. Call it outside jit and scan, or make a train step"
+            " without them."
         )
     if counted and state.calls is None:
         raise ValueError(
             "`state` must count its steps in a run with `warmup_steps` or a schedule of"
-            " all-reduces, got one of a train step without. Go on from `train.init("
-            "state.params, opt_state=state.opt_state)` of this train step, or drain"
-            " before with the one that made the state."
+            f" all-reduces, got one of a train step without. {_GO_ON}"
         )
     step = state.step
     if not is_array(step):
@@ -209,5 +207,6 @@ def _check_changes(message: Message, in_flight: Message) -> None:
 
 _GO_ON = (
     "Drain it with the train step that made it, then go on from"
-    " `train.init(state.params, opt_state=state.opt_state)`."
+    " `train.init(state.params, opt_state=state.opt_state)`, with `model_state` and"
+    " `rng` if it has them."
 )

@@ -95,7 +95,7 @@ def local_message(
             shards=with_changes(shards, model_state, changes),
         )
     )
-    _check_range(message)
+    _check_range(params, message)
     return message, after
 
 
@@ -120,12 +120,12 @@ def _in_parts(x: jax.Array, count: int) -> jax.Array:
     return x.reshape(count, x.shape[0] // count, *x.shape[1:])
 
 
-def _check_range(message: Message) -> None:
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves(message.gradients)}
+def _check_range(params: optax.Params, message: Message) -> None:
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((params, message.gradients))}
     if message.weight is not None and jnp.dtype(jnp.float16) in dtypes:
         raise ValueError(
-            "`reduce_dtype` must not be float16 where `loss_fn` returns a weight, nor"
-            " None where parameters are float16: gradients travel multiplied by the"
-            " weight, and float16 ends at 65,504. Choose reduce_dtype=jnp.bfloat16 or"
-            " jnp.float32."
+            "`reduce_dtype` and parameters must not be float16 where `loss_fn` returns"
+            " a weight: gradients are multiplied by it, and float16 ends at 65,504."
+            " Choose reduce_dtype=jnp.bfloat16 or jnp.float32, and keep parameters in"
+            " float32, with compute_dtype=jnp.float16."
         )

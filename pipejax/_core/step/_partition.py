@@ -31,10 +31,10 @@ class Partition(NamedTuple):
         of each group.
       data: Number of devices, or groups, along the axes of the data.
       params: For each parameter, the spec over all axes.
-      params_inside: For each parameter, the spec over inner axes.
+      params_inner: For each parameter, the spec over inner axes.
       opt_state: Pytree like the optimizer state, of specs over all axes.
-      opt_state_inside: Pytree like the optimizer state, of specs over inner axes.
-      opt_state_cuts: For each leaf of the optimizer state, the axis along which it is
+      opt_state_inner: Pytree like the optimizer state, of specs over inner axes.
+      opt_state_axes: For each leaf of the optimizer state, the axis along which it is
         split over the data, or `None`.
     """
 

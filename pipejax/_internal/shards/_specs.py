@@ -21,8 +21,8 @@ class Shards:
 
     Attributes:
       changes: A spec for each change of model state in a message. Empty in a state.
-      cuts: The axis along which each parameter is split over the data, or `None`. Empty
-        without a sharded optimizer.
+      data_axes: The axis along which each parameter is split over the data, or `None`.
+        Empty without a sharded optimizer.
       inner: Names of the inner axes.
     """
 

@@ -33,6 +33,17 @@ def test_parts_on_several_devices_are_summed_once_by_copy(names):
     np.testing.assert_array_equal(total.sum.gradients["w"], [12, 16])
 
 
+def test_float16_sums_of_a_process_may_exceed_float16():
+    """The largest float16 is 65,504, and one process has four devices."""
+    config = config_on(pj.data_mesh(4))
+    placed = jax.device_put(np.full(4, 30_000, np.float16), config.data)
+    reduced, _ = by_copy(config, other_mesh(), Message({"w": placed}))
+    total = reduced.sum.gradients["w"]
+    assert total.dtype == jnp.float32
+    assert total.tolist() == [120_000]
+    assert bool(reduced.finite)
+
+
 def test_bfloat16_is_summed_by_copy():
     rows = jnp.arange(8, dtype=jnp.bfloat16)
     config = config_on(pj.data_mesh(4))

@@ -216,6 +216,39 @@ def test_float64_of_the_caller_applies_on_the_thread(all_reduce):
         assert_bits_equal(trained("host"), trained("fused"))
 
 
+def test_float64_of_the_caller_applies_to_a_sharded_optimizer():
+    """Also to the parameters that are gathered at the end of a drain."""
+
+    def trained(executor):
+        train = pj.make_train_step(
+            lambda params, batch: (params * batch.mean()).sum(),
+            optax.sgd(1.0),
+            mesh=pj.data_mesh(2),
+            executor=executor,
+            shard_optimizer=True,
+        )
+        state, _ = train.step(train.init(np.zeros(4)), np.full(8, 1 / 3))
+        state, _ = train.drain(state)
+        return jax.tree.map(np.asarray, (state.params, state.gathered))
+
+    with jax.enable_x64(True):
+        found = trained("host")
+        assert found[1].dtype == np.float64
+        assert_bits_equal(found, trained("fused"))
+
+
+def test_phases_that_are_over_keep_no_exchanges():
+    schedule = collectives.scheduled([collectives.psum(), collectives.ring()], [2])
+    train, data = make("host", all_reduce=schedule), batches(3)
+    state = train.init(init_params())
+    for batch in data:
+        state, _ = train.step(state, batch)
+    counts = [len(executor._begun) for executor in train._executors]
+    assert counts == [0, 1]
+    drained = jax.tree.map(np.asarray, train.drain(state)[0])
+    assert_bits_equal(drained, trained(make("fused", all_reduce=schedule), 3)[2])
+
+
 @pytest.mark.parametrize("executor", ["host", "fused"])
 def test_copy_of_a_step_trains_like_the_step(executor):
     """The copy of a step that has reductions under way has none of them."""

@@ -130,7 +130,7 @@ def test_step_is_not_traced_during_the_warm_up():
     state = train.init(init_params())
     message = (
         r"`train.step` must not be traced in a run with `warmup_steps` or .*"
-        r" Call it outside jit and scan, or warm up with `train.plain` first"
+        r" Call it outside jit and scan, or make a train step without them"
     )
     with refused(message):
         jax.jit(train.step)(state, BATCH)

@@ -226,6 +226,6 @@ def test_float16_reduction_of_weighted_losses_is_refused(settings):
         return loss_fn(params, batch), pj.Aux(weight=jnp.float32(16))
 
     (batch,) = batches(1)
-    message = "`reduce_dtype` must not be float16 where .* a weight, nor None where"
+    message = "`reduce_dtype` and parameters must not be float16 where .* a weight"
     with pytest.raises(ValueError, match=message):
         make(loss, **settings).init(init_params(), batch=batch)
