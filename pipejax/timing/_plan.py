@@ -18,7 +18,7 @@ from ._counts import COST_MODELS, compatible
 from ._exchange import Duration
 from ._iteration import Compute, overlapped_step_time, synchronous_step_time
 from ._leaves import Shapes, square_leaves
-from ._rounds import FLOAT32, Piece
+from ._rounds import FLOAT32, Chunk
 
 HOSTS = tuple(2**i for i in range(13))  # 1 to 4,096
 # Step times that differ by at most this ratio count as equal. The simpler way is then
@@ -110,7 +110,7 @@ def plan(
             RankedConfig(config, exchange, step, compute.total, d_sync, beside)
         )
     dropped = {
-        name: 1 - Piece.of(elements, 1, codec).payload / (FLOAT32 * elements)
+        name: 1 - Chunk.of(elements, 1, codec).payload / (FLOAT32 * elements)
         for name, codec in known.items()
     }
     return _ranked(found, dropped)

@@ -47,7 +47,7 @@ class Round(NamedTuple):
     collectives: int = 1  # of all repetitions together
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """The sizes in bytes of a piece of a vector, padded to whole blocks of a codec."""
 
     bytes: int  # of float32, with the padding
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
     payload: int
 
     @classmethod
-    def of(cls, n: int, pieces: int, codec: Codec | None) -> "Piece":
+    def of(cls, n: int, pieces: int, codec: Codec | None) -> "Chunk":
         multiple = 1 if codec is None else codec.multiple
         elements = multiple * max(1, -(-n // (pieces * multiple)))
         size = FLOAT32 * elements
@@ -85,7 +85,7 @@ def psum(p: int, n: int, codec: Codec | None) -> list[Round]:
 
 def ring(p: int, n: int, codec: Codec | None) -> list[Round]:
     """Has p-1 hops of partial sums and p-1 of sums, each a p-th of the vector."""
-    size, coded, payload = Piece.of(n, p, codec)
+    size, coded, payload = Chunk.of(n, p, codec)
     # In a ring of two, the next device is also the previous one.
     pattern: Pattern = "pair" if p == 2 else "shift"
     hop = Round(_next(p), payload, pattern, Work(), Work(), p - 1, p - 1, p - 1)
@@ -100,7 +100,7 @@ def ring(p: int, n: int, codec: Codec | None) -> list[Round]:
 
 def two_shot(p: int, n: int, codec: Codec | None) -> list[Round]:
     """Has an all-to-all and an all-gather: a ring's bytes in two collectives."""
-    size, coded, payload = Piece.of(n, p, codec)
+    size, coded, payload = Chunk.of(n, p, codec)
 
     def pairs(i: int) -> tuple[np.ndarray, np.ndarray]:
         # In round i, each device sends to the device i + 1 ranks further on. Thus each
@@ -127,7 +127,7 @@ def halving_doubling(p: int, n: int, codec: Codec | None) -> list[Round]:
     send their whole vectors to a partner, and receive the result at the end.
     """
     q = 1 << (p.bit_length() - 1)
-    size, coded, payload = Piece.of(n, q, codec)
+    size, coded, payload = Chunk.of(n, q, codec)
 
     def send(pieces: int, pairs: Pairs, pattern: Pattern) -> Round:
         add = Work(decoded=pieces * coded, summed=pieces * size)
@@ -151,7 +151,7 @@ def halving_doubling(p: int, n: int, codec: Codec | None) -> list[Round]:
 
 def tree(p: int, n: int, codec: Codec | None) -> list[Round]:
     """Sends the whole vector at each level of a binomial tree, up and down."""
-    size, coded, payload = Piece.of(n, 1, codec)
+    size, coded, payload = Chunk.of(n, 1, codec)
 
     def level(d: int) -> Round:
         return Round(
@@ -168,7 +168,7 @@ def tree(p: int, n: int, codec: Codec | None) -> list[Round]:
 
 def parameter_server(p: int, n: int, codec: Codec | None) -> list[Round]:
     """Sends p-1 vectors to the server, which is also a worker, and p-1 from it."""
-    size, coded, payload = Piece.of(n, 1, codec)
+    size, coded, payload = Chunk.of(n, 1, codec)
 
     def pairs(i: int) -> tuple[np.ndarray, np.ndarray]:
         return np.array([i + 1]), np.array([0])

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import checkpoint_cost, codec_speed, logs, overhead
-from experiments.convex import _codecs, _regret
-from pipejax import stability
-from pipejax.stability import _picture
+from experiments.convex import _codecs, _picture, _regret
 
 from . import here
 
@@ -78,8 +76,8 @@ def test_convex_experiment_writes_result_and_plots(tmp_path, where, run, monkeyp
         games = _regret.games()
         few = {name: games[name] for name in (*ADVERSARIES, "absolute loss")}
         monkeypatch.setattr(_regret, "games", lambda: few)
-        coarse = functools.partial(stability.picture, widths=(2,))
-        monkeypatch.setattr(stability, "picture", coarse)
+        coarse = functools.partial(_picture.picture, widths=(2,))
+        monkeypatch.setattr(_picture, "picture", coarse)
         monkeypatch.setattr(_picture, "_MOMENTA", np.array([0.0, 0.5, 0.9]))
     size = ("--widths", *widths, "--log2-steps", log2_steps, "--seeds", "0")
     stable = tmp_path / "stability.png"

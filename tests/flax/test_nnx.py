@@ -337,7 +337,9 @@ def trained(model, loss_fn, tx, steps, devices=1, first=0, **options):
     opt_state = options.pop("opt_state", None)
     loss, params, model_state = pj.flax.nnx.split(model, loss_fn, **options)
     train = pj.make_train_step(loss, tx, mesh=pj.data_mesh(devices), width=1)
-    state = train.init(params, model_state=model_state, opt_state=opt_state)
+    state = train.init(
+        params, model_state=model_state, opt_state=opt_state, batch=batch_at(first)
+    )
     for number in range(first, steps):
         state, _ = train.step(state, batch_at(number))
     pj.flax.nnx.update(model, state)

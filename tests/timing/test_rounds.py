@@ -6,7 +6,7 @@ import pytest
 
 from pipejax import codecs
 from pipejax.timing import COST_MODELS
-from pipejax.timing._rounds import ROUNDS, Piece
+from pipejax.timing._rounds import ROUNDS, Chunk
 
 DEVICES = [1, 2, 3, 4, 5, 7, 8]
 
@@ -94,5 +94,5 @@ def test_all_devices_know_all_contributions_as_early_as_possible(algorithm, p):
 
 def test_piece_is_padded_to_whole_blocks():
     """10 elements in 3 pieces are 4 each, or a block of 8 with its scale."""
-    assert Piece.of(10, 3, None) == Piece(bytes=16, coded=0, payload=16)
-    assert Piece.of(10, 3, codecs.int8(8)) == Piece(bytes=32, coded=32, payload=12)
+    assert Chunk.of(10, 3, None) == Chunk(bytes=16, coded=0, payload=16)
+    assert Chunk.of(10, 3, codecs.int8(8)) == Chunk(bytes=32, coded=32, payload=12)

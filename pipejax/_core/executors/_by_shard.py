@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, Reduced, Valid, on_shards_of
@@ -32,6 +32,7 @@ def exchange_by_shard(
     """
     mesh, axis = config.mesh, config.axis_name
     meshes, own = _by_shard(mesh, axis), P(axis)
+    placed = [flags(place) for place in meshes]
 
     @functools.cache
     def programs(sets: tuple[tuple[int, ...], ...]) -> list[Any]:
@@ -52,11 +53,11 @@ def exchange_by_shard(
         del trained
         sharded = on_shards_of(message, config.sums_by)
         unsharded = message._replace(shards=UNSHARDED), states
-        calls = zip(programs(sharded.sets(mesh.shape)), meshes, strict=True)
+        calls = zip(programs(sharded.sets(mesh.shape)), meshes, placed, strict=True)
         # A call returns before its sum is there.
         done = [
-            program(*_on_place(unsharded, place, own), valid)
-            for program, place in calls
+            program(*_on_place(unsharded, place, own), on_place(valid))
+            for program, place, on_place in calls
         ]
         totals, after = zip(*jax.block_until_ready(done), strict=True)
         shards = message.shards
@@ -69,6 +70,22 @@ def exchange_by_shard(
         return total, jax.tree.map(_put_together, states, *after)
 
     return exchange
+
+
+def flags(mesh: Mesh) -> Callable[[Valid], Valid]:
+    """Returns a function that places flags on a mesh, without a collective.
+
+    Each of the two values is placed once. An argument of a program would be copied to
+    the devices in every step, which a transfer guard forbids.
+    """
+    placed = functools.cache(functools.partial(_flag, NamedSharding(mesh, P())))
+    return lambda valid: jax.tree.map(placed, valid)
+
+
+def _flag(sharding: Sharding, value: bool) -> jax.Array:
+    devices = sharding.addressable_devices
+    parts = [jax.device_put(value, device) for device in devices]
+    return jax.make_array_from_single_device_arrays((), sharding, parts)
 
 
 def groups_in_processes(mesh: Mesh, axis_name: AxisName) -> bool:
@@ -113,14 +130,8 @@ def _together(totals: list[Reduced], mesh: Mesh) -> Reduced:
         return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
     finite = all(bool(x.finite.addressable_data(0)) for x in totals)
-    same = [x._replace(finite=_constant(x.finite, finite)) for x in totals]
+    same = [x._replace(finite=_flag(x.finite.sharding, finite)) for x in totals]
     return jax.tree.map(put, sum_specs(first), *same)
-
-
-def _constant(like: jax.Array, value: bool) -> jax.Array:
-    """Returns a scalar with the devices of `like`, without a collective."""
-    parts = [jax.device_put(value, x.device) for x in like.addressable_shards]
-    return jax.make_array_from_single_device_arrays((), like.sharding, parts)
 
 
 def _put_together(like: jax.Array, *parts: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from pipejax._internal.mesh import on_mesh_by
 from pipejax._internal.types import CodecStates, Specs
 
 from ._by_copy import exchange_by_copy
-from ._by_shard import exchange_by_shard, groups_in_processes
+from ._by_shard import exchange_by_shard, flags, groups_in_processes
 from ._config import StepConfig
 
 RunExchange = Callable[
@@ -53,4 +53,12 @@ def exchange_on_mesh(config: StepConfig) -> RunExchange:
         return (pieces, own, own, whole), (reduced, own)
 
     program = jax.jit(on_mesh_by(specs, local, config.mesh, config.axis_name))
-    return lambda *args: jax.block_until_ready(program(*args))
+    placed = flags(config.mesh)
+
+    def exchange(
+        trained: Trainable | None, message: Message, states: CodecStates, valid: Valid
+    ) -> tuple[Reduced, CodecStates]:
+        found = program(trained, message, states, placed(valid))
+        return jax.block_until_ready(found)
+
+    return exchange

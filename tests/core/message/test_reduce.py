@@ -36,7 +36,7 @@ def test_gradients_are_coded_and_the_rest_stays_exact():
 
 
 @pytest.mark.parametrize(
-    ("arrived", "weight", "bad"),
+    ("valid", "weight", "bad"),
     list(itertools.product([True, False], [None, 0, 3], [0.0, np.nan, np.inf])),
 )
 def test_sum_counts_with_examples_and_is_usable_if_finite(valid, weight, bad):
