@@ -62,7 +62,7 @@ def read_step(
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
     anew = _anew(meta, before, now, train, like)
     target = _without(anew, like)
-    if not train.boundaries:  # `init` may count for the first step alone
+    if not train.boundaries:  # the train step that saved it may count its calls
         counter = jax.ShapeDtypeStruct((), jnp.int32)
         target = target._replace(calls=counter if "calls" in meta["leaves"] else None)
     if before.devices != now.devices:

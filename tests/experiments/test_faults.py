@@ -266,7 +266,7 @@ def test_damaged_checkpoints_are_never_restored_wrongly(tmp_path, trials):
 def test_wrong_restore_is_counted_and_fails_the_experiment(tmp_path, monkeypatch):
     """Without the checksums, a flipped bit is restored and the experiment fails."""
     monkeypatch.setattr("pipejax.checkpoint._read._check_sums", lambda *_: None)
-    monkeypatch.setattr("pipejax.checkpoint._read.damage", lambda *_: None)
+    monkeypatch.setattr("pipejax.checkpoint._read.check_whole", lambda *_: None)
     kinds = {"item of the step before": checkpoints.KINDS["item of the step before"]}
     monkeypatch.setattr(checkpoints, "KINDS", kinds)
     out = tmp_path / "checkpoints.json"
