@@ -15,8 +15,7 @@ flight, and computes none.
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,8 +59,6 @@ from ._feed import (
 from ._finite import check_model_state
 from ._init import Arguments, initial, planned
 from ._transfers import transfers_of
-
-Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -212,18 +209,20 @@ class TrainStep:
         placed, phase = laid_out(batch, self.config), self._phase(state.calls)
         if state.calls is not None:
             state = state._replace(calls=state.calls + np.int32(1))
-        if self._executors[phase].config.width == self.width:
-            return self._run(phase, lambda executor: executor.step(state, placed))
-        # A synchronous step leaves the pipeline empty. Its own queue has no place, but
-        # it moves the codec states, and may overwrite the counter.
-        in_flight = state.in_flight
-        alone = state._replace(in_flight=at_width_1(in_flight))
-        state, info = self._run(phase, lambda executor: executor.step(alone, placed))
-        past = state.in_flight
-        in_flight = in_flight._replace(
-            filled=past.filled, codec_states=past.codec_states
-        )
-        return state._replace(in_flight=in_flight), info
+        queue, alone = state.in_flight, self.phases[phase].width != self.width
+        if alone:
+            state = state._replace(in_flight=at_width_1(queue))
+        try:
+            state, info = self._executor_of(phase).step(state, placed)
+        except OwnCollectiveError as error:
+            state, info = self._one_program(phase, error).step(state, placed)
+        if alone:
+            # A synchronous step leaves the pipeline empty. Its own queue has no place,
+            # but it moves the codec states, and may overwrite the counter.
+            past = state.in_flight
+            queue = queue._replace(filled=past.filled, codec_states=past.codec_states)
+            state = state._replace(in_flight=queue)
+        return state, info
 
     @without_mesh()
     def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:
@@ -310,9 +309,12 @@ class TrainStep:
         dtype, devices = self.settings.reduce_dtype, self.config.devices
         check_pending(state, state.in_flight, dtype, devices)
         phase = self._phase(state.calls)
-        if self._executors[phase].config.width != self.width:  # nothing is in flight
+        if self.phases[phase].width != self.width:  # nothing is in flight
             phase = -1
-        return self._run(phase, lambda executor: executor.drain(state))
+        try:
+            return self._executor_of(phase).drain(state)
+        except OwnCollectiveError as error:
+            return self._one_program(phase, error).drain(state)
 
     @without_mesh()
     def lower(self, state: PipelineState, batch: Tree) -> jax.stages.Lowered:
@@ -426,21 +428,22 @@ class TrainStep:
             bisect.bisect_right(self.boundaries, int(calls)) if self.boundaries else 0
         )
 
-    def _run(self, phase: int, run: Callable[[Executor], Result]) -> Result:
-        """Runs a step or a drain, with `executor="auto"` in one program if it must be.
+    def _executor_of(self, phase: int) -> Executor:
+        """Returns the executor of a phase; all others drop their last exchanges."""
+        executor = self._executors[phase]
+        for other in self._executors:
+            if other is not executor and isinstance(other, Host):
+                other.forget()
+        return executor
+
+    def _one_program(self, phase: int, error: OwnCollectiveError) -> Executor:
+        """Returns the fused executor, if `executor="auto"` may choose it.
 
         That a loss or an optimizer has a collective between processes is known when its
         program is compiled. Every process compiles the same, and so chooses the same.
         """
-        executor = self._executors[phase]
-        for other in self._executors:
-            if other is not executor and isinstance(other, Host):
-                other.forget()  # would keep the arrays of its last exchanges
-        try:
-            return run(executor)
-        except OwnCollectiveError as error:
-            if self.executor_name != "auto":
-                raise
-            executor = Fused(executor.config, error.reason)
-        self._executors[phase] = executor
-        return run(executor)
+        if self.executor_name != "auto":
+            raise error
+        fused = Fused(self._executors[phase].config, error.reason)
+        self._executors[phase] = fused
+        return fused

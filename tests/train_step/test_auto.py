@@ -1,143 +1,130 @@
 """Tests that "auto" moves to one program if loss or optimizer has a collective."""
 
-import dataclasses
 import time
 
+import jax
+import numpy as np
+import optax
 import pytest
+from jax import lax
 
-from pipejax._core.executors import Fused
-from pipejax._core.executors._host import Host
+import pipejax as pj
 from pipejax._internal.hlo._collective_groups import CollectiveGroups
-from pipejax.train_step import TrainStep
 
-from ..core.executors.digits import (
-    Appending,
-    batch_of,
-    config_of,
-    number_of,
-    start,
-    written,
-)
-from ..helpers import wrap_exchange
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn, wrap_exchange
 
 REASON = "`loss_fn` or `tx` has a collective between processes, all-reduce ("
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def between_processes(monkeypatch):
     """Makes every collective count as one between processes."""
+    executors = "pipejax._core.executors"
     for module in ("_host", "_fused"):
-        where = f"pipejax._core.executors.{module}.spans_cpu_processes"
+        where = f"{executors}.{module}.spans_cpu_processes"
         monkeypatch.setattr(where, lambda mesh: True)
     monkeypatch.setattr(CollectiveGroups, "crosses_processes", True)
+    choice = "host", "two processes"
+    monkeypatch.setattr(f"{executors}._choose._automatic", lambda config: choice)
 
 
-class Auto:
-    """Runs the steps of `config` as a train step with executor="auto" does."""
-
-    def __init__(self, config):
-        self.train = TrainStep(config, "auto")
-        # `cached_property` stores it here.
-        self.train.__dict__["_executors"] = [Host(config, "two processes")]
-
-    def step(self, state, batch):
-        return self.train._run(0, lambda executor: executor.step(state, batch))
-
-    def drain(self, state):
-        return self.train._run(0, lambda executor: executor.drain(state))
-
-    @property
-    def executor(self):
-        return self.train.executor
+def averaged_update(updates, state, params=None):
+    del params
+    return lax.pmean(updates, "data"), state
 
 
-def test_auto_starts_as_the_host_executor():
-    config = config_of(Appending())
-    auto = Auto(config).executor
-    assert (auto.name, auto.reason) == ("host", "two processes")
-    assert auto.compiler_options == {}
-    assert auto.reduction_mesh is config.mesh
-    text = auto.lower(start(config), batch_of(1)).as_text()
-    assert "all_reduce" not in text
+def averaged_loss(params, batch):
+    return lax.pmean(loss_fn(params, batch), "data")
 
 
-@pytest.mark.usefixtures("between_processes")
-def test_auto_stays_the_host_executor_without_own_collectives():
-    config = config_of(Appending())
-    auto = Auto(config)
-    assert written(auto, config, [1, 2, 3]) == [0, 1, 12, 123]
-    executor = auto.executor
-    assert (executor.name, executor.reason) == ("host", "two processes")
+def made(own=None, executor="auto", width=2, **options):
+    """Returns a train step whose loss or optimizer has a collective of its own."""
+    tx = optax.adam(1e-2)
+    if own == "optimizer":
+        mean = optax.GradientTransformation(
+            lambda _: optax.EmptyState(), averaged_update
+        )
+        tx = optax.chain(tx, mean)
+    return pj.make_train_step(
+        averaged_loss if own == "loss" else loss_fn,
+        tx,
+        mesh=pj.data_mesh(2),
+        width=width,
+        executor=executor,
+        **options,
+    )
 
 
-@pytest.mark.usefixtures("between_processes")
-@pytest.mark.parametrize("own", ["compute", "apply"])
-def test_auto_takes_a_step_with_an_own_collective_in_one_program(own):
+def trained(train, steps=3):
+    state = train.init(init_params())
+    for batch in batches(steps):
+        state, _ = train.step(state, batch)
+    return state
+
+
+def drained(train):
+    return jax.tree.map(np.asarray, train.drain(trained(train))[0])
+
+
+@pytest.mark.parametrize(
+    ("own", "name"), [(None, "host"), ("loss", "fused"), ("optimizer", "fused")]
+)
+def test_auto_takes_one_program_only_for_own_collectives(own, name):
     """The step that finds the collective is taken once, although it starts twice."""
-    config = config_of(Appending(own))
-    auto = Auto(config)
-    assert written(auto, config, [1, 2, 3]) == [0, 1, 12, 123]
-    assert auto.executor.name == "fused"
-    assert auto.executor.reason.startswith(REASON)
+    train = made(own)
+    assert (train.executor.name, train.executor.reason) == ("host", "two processes")
+    assert_bits_equal(drained(train), drained(made(own, "fused")))
+    assert train.executor.name == name
+    assert train.executor.reason.startswith("two" if own is None else REASON)
 
 
-@pytest.mark.usefixtures("between_processes")
-@pytest.mark.parametrize(("own", "name"), [("compute", "host"), ("apply", "fused")])
+@pytest.mark.parametrize(("own", "name"), [("loss", "host"), ("optimizer", "fused")])
 def test_drain_has_only_the_collectives_of_the_update(own, name):
-    config = config_of(Appending(own), width=3)
-    fused, auto = Fused(config, "asked for"), Auto(config)
-    state = start(config)
-    for digit in (1, 2, 3):
-        state, _ = fused.step(state, batch_of(digit))
-    state, infos = auto.drain(state)
-    assert number_of(state) == 123
-    assert list(map(bool, infos)) == [True, True]
-    assert auto.executor.name == name
+    fused, train = made(own, "fused", width=3), made(own, width=3)
+    state = trained(fused)
+    found, wanted = (x.drain(state)[0] for x in (train, fused))
+    assert_bits_equal(*(jax.tree.map(np.asarray, x) for x in (found, wanted)))
+    assert train.executor.name == name
 
 
-@pytest.mark.usefixtures("between_processes")
-def test_no_reduction_is_under_way_when_the_executor_changes():
+def test_no_exchange_is_under_way_when_the_executor_changes():
     """The program has a collective, which must not meet those of the thread."""
-    work = Appending("apply")
-    config = config_of(work)
-    auto = Auto(config)
+    # With weight prediction, the compute would have the collective, too.
+    train, ended = made("optimizer", weight_prediction=False), []
 
     def recorded(exchange, *args):
         time.sleep(0.2)
-        work.traced.append("reduced")
+        ended.append(time.monotonic())
         return exchange(*args)
 
-    wrap_exchange(auto.executor, recorded)
-    auto.step(start(config), batch_of(1))
-    # One of the two reductions is waited for; the other one is started for the next
+    wrap_exchange(train.executor, recorded)
+    state = train.init(init_params())
+    state, _ = train.step(state, batches(1)[0])
+    # One of the two exchanges is waited for; the other one is started for the next
     # step.
-    assert work.traced.count("reduced") == 2
-    assert work.traced[-2:] == ["compute", "apply"], "in one program"
+    assert len(ended) == 2
+    assert train.executor.name == "fused"
+
+
+def test_requested_host_executor_is_kept():
+    """Only "auto" moves: the error names the collective and the remedy."""
+    train = made("loss", "host")
+    with pytest.raises(ValueError, match=r"must not be 'host' .* Choose executor='f"):
+        trained(train)
+    assert train.executor.name == "host"
 
 
 class UnpluggedError(Exception):
     """Stands for the error of a broken network."""
 
 
-@pytest.mark.usefixtures("between_processes")
-def test_requested_host_executor_is_kept():
-    """Only "auto" moves: the error names the collective and the remedy."""
-    auto = Auto(config_of(Appending("compute")))
-    auto.train = dataclasses.replace(auto.train, executor_name="host")
-    auto.train.__dict__["_executors"] = [Host(auto.train.config, "asked for")]
-    with pytest.raises(ValueError, match=r"must not be 'host' .* Choose executor='f"):
-        auto.step(start(auto.train.config), batch_of(1))
-    assert auto.executor.name == "host"
-
-
 def test_other_errors_reach_the_caller():
-    config = config_of(Appending(), width=1)
-    auto = Auto(config)
+    train = made(width=1)
 
     def broken(*args):
         raise UnpluggedError
 
-    wrap_exchange(auto.executor, broken)
+    wrap_exchange(train.executor, broken)
     with pytest.raises(UnpluggedError):
-        auto.step(start(config), batch_of(1))
-    assert auto.executor.name == "host"
+        trained(train)
+    assert train.executor.name == "host"

@@ -237,7 +237,7 @@ def test_float64_of_the_caller_applies_to_a_sharded_optimizer():
         assert_bits_equal(found, trained("fused"))
 
 
-def test_phases_that_are_over_keep_no_exchanges():
+def test_earlier_phases_keep_no_exchanges():
     schedule = collectives.scheduled([collectives.psum(), collectives.ring()], [2])
     train, data = make("host", all_reduce=schedule), batches(3)
     state = train.init(init_params())
