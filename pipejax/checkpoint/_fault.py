@@ -43,7 +43,7 @@ def attempt(read: Callable[[], T]) -> T | Fault:
 
 
 def all_or_none(action: Callable[[], T]) -> T:
-    """As `attempt`, but raises a `ValueError` or an `OSError` on all processes."""
+    """Returns the result of an action, or raises its error on all processes."""
     fault, cause = None, None
     try:
         result = action()

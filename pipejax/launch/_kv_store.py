@@ -1,13 +1,13 @@
-"""What the watchdogs of a job share in the key-value store of JAX's runtime.
+"""Entries that the watchdogs of a job share in the key-value store of JAX's runtime.
 
-A report is what a process says about itself once a second. A diagnosis is a text that
+Every process posts a `Heartbeat` once a second. A diagnosis is a text that
 names the process at fault.
 """
 
 import dataclasses
 from typing import Any
 
-from ._diagnosis import Heartbeat
+from ._diagnose import Heartbeat
 
 _WATCHDOGS = "pipejax/watchdogs/"  # the folder of all keys below
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import jax
 
 from . import _liveness, _where
-from ._diagnosis import GRACE, Heartbeat, Seen, diagnose, silence
+from ._diagnose import GRACE, Heartbeat, Seen, diagnose, silence
 from ._kv_store import KeyValueStore
 
 FAULT = 75
@@ -33,7 +33,7 @@ PERIOD = 1.0  # seconds between two reports of a process
 
 @dataclasses.dataclass
 class Progress:
-    """What the main thread reports about itself, with the fields of `Heartbeat`."""
+    """The part of a `Heartbeat` that the main thread writes."""
 
     step: int = 0
     since: float = 0.0  # the time of `time.monotonic()`

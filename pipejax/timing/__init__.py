@@ -31,8 +31,6 @@ from ._cluster import Cluster as Cluster
 from ._cluster import CodecSpeed as CodecSpeed
 from ._cluster import Link as Link
 from ._cluster import Shares as Shares
-from ._config import RankedConfig as RankedConfig
-from ._config import TrainConfig as TrainConfig
 from ._counts import COST_MODELS as COST_MODELS
 from ._counts import Counts as Counts
 from ._counts import compatible as compatible
@@ -69,5 +67,7 @@ from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate
 from ._stopwatch import Case as Case
 from ._stopwatch import exchange_times as exchange_times
+from ._train_config import RankedConfig as RankedConfig
+from ._train_config import TrainConfig as TrainConfig
 from ._trust import FitQuality as FitQuality
 from ._trust import trust as trust

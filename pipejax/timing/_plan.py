@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
-from ._config import RankedConfig, TrainConfig
 from ._counts import COST_MODELS, compatible
 from ._exchange import Duration
 from ._iteration import Compute, overlapped_step_time, synchronous_step_time
 from ._leaves import Shapes, square_leaves
 from ._rounds import FLOAT32, Chunk
+from ._train_config import RankedConfig, TrainConfig
 
 HOSTS = tuple(2**i for i in range(13))  # 1 to 4,096
 # Step times that differ by at most this ratio count as equal. The simpler way is then

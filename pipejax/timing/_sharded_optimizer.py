@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ._config import RankedConfig
 from ._iteration import Compute, synchronous_step_time
+from ._train_config import RankedConfig
 
 # Algorithms between whose halves every device has a piece of the sums.
 HALVES = ("psum", "two_shot", "ring", "halving_doubling")

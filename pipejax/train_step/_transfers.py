@@ -27,28 +27,24 @@ def transfers_of(
     def local(state: Common, in_flight: InFlight, batch: Batch) -> Any:
         message, computed = step.compute(state, in_flight, batch)
         valid = valid_in_step(in_flight.filled[0], config.width - 1)
+        exchange = step.exchange(state.trainable, message, valid, config.sums_by)
         if step.shards_optimizer:  # the exchange checks the sum and updates
             total = message._replace(gradients=None)
             reduced = Reduced(total, valid.message, valid.message)
         else:
             reduced = Reduced.of(message, valid.message)
-        return message, step.apply(state, computed, reduced)
-
-    def exchanged(state: Common, in_flight: InFlight, batch: Batch) -> Any:
-        message, _ = step.compute(state, in_flight, batch)
-        valid = valid_in_step(in_flight.filled[0], config.width - 1)
-        exchange = step.exchange(state.trainable, message, valid, config.sums_by)
         # A `Partial` without arguments has no arrays, and keeps its function.
-        return jax.tree_util.Partial(lambda: exchange.stages.transfers)
+        listed = jax.tree_util.Partial(lambda: exchange.stages.transfers)
+        return message, step.apply(state, computed, reduced), listed
 
     step, own, split = config.step, common_of(state), P(config.axis_name)
     specs = state_data_specs(own, config.axis_name), split, split
-    without_exchange = config.on_mesh(local, specs, (split, P()))
+    without_exchange = jax.jit(config.on_mesh(local, specs, (split, P(), P())))
     args = own, state.in_flight._replace(codec_states={}), batch
     sharded = bool(inner_axes(config.mesh, config.axis_name))
-    others = _own_transfers(jax.jit(without_exchange), *args, sharded=sharded)
-    found = jax.eval_shape(config.on_mesh(exchanged, specs, P()), *args)
-    return (*others, *found())
+    others = _own_transfers(without_exchange, *args, sharded=sharded)
+    *_, listed = jax.eval_shape(without_exchange, *args)
+    return (*others, *listed())
 
 
 def _own_transfers(

@@ -54,7 +54,7 @@ def test_received_payload_is_appended_to_the_list():
 
 
 def test_received_vector_is_added_to_the_own_one():
-    """Of two elements each, devices 0 and 2 get those of devices 3 and 0."""
+    """Devices 0 and 2 get the two elements of devices 3 and 0."""
 
     def exchange(axis, row):
         layout = Layout.of_shapes(((2,),))

@@ -1,14 +1,11 @@
 """Tests the corrections that are only compared with: by hand, and without a delay."""
 
-import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 from experiments.corrections import average_gradients, delay_compensation
 
-from ..helpers import assert_bits_equal
-from ..transforms.helpers import TREE, outputs
+from ..transforms.helpers import assert_changes_nothing, assert_keeps_form, outputs
 
 BY_WIDTH = {"average": average_gradients, "compensate": delay_compensation}
 
@@ -32,21 +29,9 @@ def test_compensation_carries_over_a_gradient_of_known_curvature():
 
 @pytest.mark.parametrize("name", BY_WIDTH)
 def test_state_keeps_structure_and_dtypes(name):
-    tx = BY_WIDTH[name](2)
-    state = tx.init(TREE)
-    _, after = tx.update(TREE, state, TREE)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    assert [x.dtype for x in jax.tree.leaves(after)] == [
-        x.dtype for x in jax.tree.leaves(state)
-    ]
+    assert_keeps_form(BY_WIDTH[name](2))
 
 
 @pytest.mark.parametrize("name", BY_WIDTH)
 def test_corrections_change_nothing_without_a_delay(name):
-    tx, params = BY_WIDTH[name](1), TREE
-    state = tx.init(params)
-    for scale in (1.0, -0.3):
-        gradient = jax.tree.map(lambda x, s=scale: s * x, TREE)
-        updates, state = tx.update(gradient, state, params)
-        assert_bits_equal(updates, gradient)
-        params = optax.apply_updates(params, updates)
+    assert_changes_nothing(BY_WIDTH[name](1))

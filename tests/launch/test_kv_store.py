@@ -1,6 +1,6 @@
 """Tests the store on which each process reads the last reports of the others."""
 
-from pipejax.launch._diagnosis import Heartbeat
+from pipejax.launch._diagnose import Heartbeat
 from pipejax.launch._kv_store import KeyValueStore
 
 from .helpers import Store

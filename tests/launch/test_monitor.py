@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from pipejax.launch import _diagnosis, _liveness, _monitor, _where
-from pipejax.launch._diagnosis import Heartbeat
+from pipejax.launch._diagnose import Heartbeat
 from pipejax.launch._kv_store import KeyValueStore
 
 from .helpers import Store

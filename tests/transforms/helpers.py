@@ -2,9 +2,13 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
+import optax
 
 from pipejax import stability
+
+from ..helpers import assert_bits_equal
 
 TREE = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(3.0)}
 
@@ -24,3 +28,22 @@ def outputs(tx, gradients, params=None):
 max_learning_rate = functools.partial(
     stability.max_learning_rate, weight_prediction=False
 )
+
+
+def assert_keeps_form(tx):
+    """Asserts that an update keeps the structure and the dtypes of the state."""
+    state = tx.init(TREE)
+    _, after = tx.update(TREE, state, TREE)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    dtypes, wanted = ([x.dtype for x in jax.tree.leaves(y)] for y in (after, state))
+    assert dtypes == wanted
+
+
+def assert_changes_nothing(tx):
+    """Asserts that a transformation returns the gradients that it is given."""
+    params, state = TREE, tx.init(TREE)
+    for scale in (1.0, -0.3):
+        gradient = jax.tree.map(lambda x, s=scale: s * x, TREE)
+        updates, state = tx.update(gradient, state, params)
+        assert_bits_equal(updates, gradient)
+        params = optax.apply_updates(params, updates)

@@ -11,8 +11,8 @@ import pytest
 import pipejax as pj
 from pipejax import transforms
 
-from ..helpers import assert_bits_equal, batches, init_params, loss_fn
-from .helpers import TREE
+from ..helpers import batches, init_params, loss_fn
+from .helpers import TREE, assert_changes_nothing, assert_keeps_form
 
 BY_WIDTH = {
     "extrapolate": lambda width: transforms.extrapolate_updates(width - 1),
@@ -23,12 +23,7 @@ BY_WIDTH = {
 @pytest.mark.parametrize("name", BY_WIDTH)
 def test_correction_state_keeps_its_form_in_a_train_step(name):
     tx = BY_WIDTH[name](2)
-    state = tx.init(TREE)
-    _, after = tx.update(TREE, state, TREE)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    assert [x.dtype for x in jax.tree.leaves(after)] == [
-        x.dtype for x in jax.tree.leaves(state)
-    ]
+    assert_keeps_form(tx)
     chained = optax.chain(tx, optax.sgd(0.05))
     train = pj.make_train_step(loss_fn, chained, mesh=pj.data_mesh(2))
     state = train.init(init_params())
@@ -61,10 +56,4 @@ def test_loop_may_donate_parameters_and_state(name):
 
 @pytest.mark.parametrize("name", BY_WIDTH)
 def test_corrections_change_nothing_without_a_delay(name):
-    tx, params = BY_WIDTH[name](1), TREE
-    state = tx.init(params)
-    for scale in (1.0, -0.3):
-        gradient = jax.tree.map(lambda x, s=scale: s * x, TREE)
-        updates, state = tx.update(gradient, state, params)
-        assert_bits_equal(updates, gradient)
-        params = optax.apply_updates(params, updates)
+    assert_changes_nothing(BY_WIDTH[name](1))

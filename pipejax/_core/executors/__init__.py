@@ -12,11 +12,11 @@ from ._choose import Executor as Executor
 from ._choose import choose as choose
 from ._codec_states import codec_states as codec_states
 from ._config import StepConfig as StepConfig
-from ._exchange import make_exchange as make_exchange
 from ._fused import Fused as Fused
 from ._host import Host as Host
 from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError
+from ._run_exchange import make_exchange as make_exchange
 from ._shardings import in_flight_shardings as in_flight_shardings
 from ._shardings import state_shardings as state_shardings
 from ._thread import join as join

@@ -60,11 +60,11 @@ Result = TypeVar("Result")
 
 
 class Base(NamedTuple):
-    """What an exchange starts from.
+    """The codec states and pieces from which an exchange starts.
 
     Attributes:
-      updated: What the exchange updates: with a sharded optimizer, this device's
-        pieces. `None` otherwise.
+      updated: The pieces that the exchange of a sharded optimizer updates. `None`
+        without one.
     """
 
     states: CodecStates
@@ -75,7 +75,7 @@ class Begun(NamedTuple):
     """An exchange that has been started.
 
     Attributes:
-      base: `None` if the exchange starts from what the one before it returns.
+      base: `None` if the exchange starts from the result of the one before it.
       result: The future of the reduced message and of the codec states after it.
     """
 
@@ -213,7 +213,7 @@ class Host:
         def exchange() -> tuple[Reduced, CodecStates]:
             jax.block_until_ready(awaited)
             states, updated = before if isinstance(before, Base) else _after(before)
-            # When the fresh message is due, all that are in the queue then are real.
+            # When a fresh message is due, the whole queue is valid.
             count = length if age == length else _first(filled)
             valid = valid_in_step(count, length, age)
             return self._programs.exchange(updated, message, states, valid)
@@ -235,7 +235,7 @@ class Host:
         # thread works on them.
         if updated is not None:
             state = without_trainable(state)
-        # The deviation is that of a fresh message, which a drain has none of.
+        # A drain leaves no deviation behind.
         due = _bare(in_flight)._replace(pending=in_flight.pending[:1])
         if computed is None or in_flight.deviation is None:
             due = due._replace(pending=(), deviation=None)
@@ -296,7 +296,7 @@ def _submitted(run: Callable[..., Result], *args: Any) -> Future[Result]:
 
 
 def _after(exchange: Future[tuple[Reduced, CodecStates]]) -> Base:
-    """Returns what an exchange leaves for the next one to start from."""
+    """Returns the base of the exchange that follows another."""
     reduced, states = exchange.result()
     return Base(states, reduced.updated)
 
@@ -313,7 +313,7 @@ def _bare(in_flight: InFlight) -> InFlight:
 
 
 def _first(filled: jax.Array) -> int:
-    """Returns how many messages in the queue are real, as a Python integer."""
+    """Returns how many messages in the queue are valid, as a Python integer."""
     return int(jax.device_get(filled.addressable_data(0))[0])
 
 

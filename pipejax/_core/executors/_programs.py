@@ -20,7 +20,7 @@ from pipejax._internal.mesh import on_mesh_by
 from pipejax._internal.types import Specs
 
 from ._config import StepConfig
-from ._exchange import RunExchange, make_exchange
+from ._run_exchange import RunExchange, make_exchange
 
 
 class Programs(NamedTuple):

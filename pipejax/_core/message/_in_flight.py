@@ -47,8 +47,8 @@ class InFlight(NamedTuple):
 
     Attributes:
       pending: The last `width - 1` messages, oldest first.
-      filled: int32 of shape [1], the number of real messages, at most `width - 1`. They
-        are the newest. All older messages are the zeros of an empty queue.
+      filled: int32 of shape [1], the number of valid messages, at most `width - 1`.
+        They are the newest. All older messages are the zeros of an empty queue.
       codec_states: What the codecs of the all-reduce keep from one message to the next
         (residuals, keys, warm starts), as it was before the oldest message was sent.
         Empty if no codec has a state.
@@ -84,12 +84,12 @@ def width_of(in_flight: InFlight) -> int:
 
 
 class Valid(NamedTuple):
-    """Which messages around an exchange are real, and not zeros of an empty queue.
+    """Which messages around an exchange are valid, and not zeros of an empty queue.
 
     Attributes:
-      message: bool scalar, whether the message that is exchanged is real.
+      message: bool scalar, whether the message that is exchanged is valid.
       behind: For each message that will be in flight after the update, oldest first,
-        whether it is real.
+        whether it is valid.
     """
 
     message: jax.Array
@@ -97,18 +97,18 @@ class Valid(NamedTuple):
 
 
 def valid_in_queue(in_flight: InFlight) -> tuple[jax.Array, ...]:
-    """Returns for each message in the queue, oldest first, whether it is real."""
+    """Returns for each message in the queue, oldest first, whether it is valid."""
     return _valid(in_flight.filled[0], len(in_flight.pending))
 
 
 def valid_in_step(filled: Any, length: int, age: int = 0) -> Valid:
-    """Returns what is real when a message is exchanged in a run of steps.
+    """Returns what is valid when a message is exchanged in a run of steps.
 
     Each step puts a fresh message into the queue. At width 1, where the queue has no
     place, the message of the step itself is exchanged.
 
-    `filled` is the number of real messages now, and `length` that of places, K-1. `age`
-    is the place of the message now: 0 is the oldest, and `length` that behind the
+    `filled` is the number of valid messages now, and `length` that of places, K-1.
+    `age` is the place of the message now: 0 is the oldest, and `length` that behind the
     newest.
     """
     # Until the message is due, `age` fresh ones enter the queue, and one with the step
@@ -117,18 +117,18 @@ def valid_in_step(filled: Any, length: int, age: int = 0) -> Valid:
 
 
 def entered(filled: jax.Array, length: int) -> jax.Array:
-    """Returns the number of real messages after a fresh one has entered the queue."""
+    """Returns the number of valid messages after a fresh one has entered the queue."""
     return jnp.minimum(filled + 1, length)
 
 
 def valid_in_drain(in_flight: InFlight, age: int) -> Valid:
-    """Returns what is real when a message is exchanged in a drain."""
+    """Returns what is valid when a message is exchanged in a drain."""
     now = valid_in_queue(in_flight)
     return Valid(now[age], now[age + 1 :])
 
 
 def _valid(filled: Any, length: int) -> tuple[Any, ...]:
-    """Returns for each place in a queue whether its message is real."""
+    """Returns for each place in a queue whether its message is valid."""
     return tuple(filled >= length - age for age in range(length))
 
 

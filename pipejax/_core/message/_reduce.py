@@ -27,7 +27,7 @@ class Reduced(NamedTuple):
 
     Attributes:
       sum: Sum of the messages of all devices, with the same bits on each of them.
-      valid: bool scalar, whether the messages are real, and not the zeros of an empty
+      valid: bool scalar, whether the messages are valid, and not the zeros of an empty
         queue.
       finite: bool scalar, whether all gradients and changes of the sum are finite.
       updated: Parameters and optimizer state after the update, if the exchange itself

@@ -50,7 +50,7 @@ class Own(NamedTuple):
 
     Attributes:
       gradients: Its gradients, in the dtypes of the parameters.
-      real: Whether there is a message at this place of the queue.
+      valid: Whether there is a message at this place of the queue.
       usable: Whether the gradients are finite and their weight is not 0.
     """
 
@@ -124,7 +124,7 @@ def changed(
         moved = optax.apply_updates(params, updates)
         sums = updates if total is None else jax.tree.map(jnp.add, total, updates)
         before = jax.tree.map(jnp.zeros_like, updates) if total is None else total
-        # What is not real leaves parameters and state, so that later updates begin
+        # An update that is not made leaves parameters and state, where later ones begin
         # there.
         total, params, opt_state = jax.tree.map(
             lambda new, old, made=made: jnp.where(made, new, old),

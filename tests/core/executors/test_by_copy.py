@@ -13,7 +13,7 @@ from pipejax._core.executors._by_copy import _one_cpu_a_process, reduction_mesh
 from pipejax._core.message import Message, valid_in_step
 
 from .shards import sharded
-from .test_exchange import config_on, other_mesh
+from .test_run_exchange import config_on, other_mesh
 
 
 def by_copy(config, cpus, message):

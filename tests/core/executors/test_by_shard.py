@@ -13,7 +13,7 @@ from pipejax._core.executors._by_shard import (
     exchange_by_shard,
     groups_in_processes,
 )
-from pipejax._core.executors._exchange import exchange_on_mesh
+from pipejax._core.executors._run_exchange import exchange_on_mesh
 from pipejax._core.message import valid_in_step
 
 from ...helpers import assert_bits_equal

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pipejax.launch._diagnosis import CLOSED, GRACE, Heartbeat, Seen, diagnose
+from pipejax.launch._diagnose import CLOSED, GRACE, Heartbeat, Seen, diagnose
 
 LIMIT = 60.0
 

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 import pipejax as pj
 from pipejax import codecs
 from pipejax._core.executors import StepConfig, make_exchange
-from pipejax._core.executors._exchange import exchange_on_mesh
+from pipejax._core.executors._run_exchange import exchange_on_mesh
 from pipejax._core.message import Message, valid_in_step
 from pipejax._core.step import Settings, replicated_step
 from pipejax.collectives import psum

@@ -14,7 +14,7 @@ CLOSED = 3.0  # seconds of silence of a process at fault whose connection has cl
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """What a process reports about itself, about once a second."""
+    """The report of a process about itself, once a second."""
 
     rank: int
     host: str
