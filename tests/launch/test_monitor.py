@@ -10,7 +10,7 @@ import time
 import jax
 import pytest
 
-from pipejax.launch import _diagnosis, _liveness, _monitor, _where
+from pipejax.launch import _diagnose, _liveness, _monitor, _where
 from pipejax.launch._diagnose import Heartbeat
 from pipejax.launch._kv_store import KeyValueStore
 
@@ -120,7 +120,7 @@ def test_failing_watchdog_reports_its_error(monitors):
 
 def test_failing_save_beside_the_main_thread_is_named(monitors, monkeypatch):
     """The thread acts like Orbax's: it waits for all others before it raises."""
-    for module in (_monitor, _diagnosis):
+    for module in (_monitor, _diagnose):
         monkeypatch.setattr(module, "GRACE", 0.1)
     released = threading.Event()
 
@@ -147,7 +147,7 @@ def test_failing_save_beside_the_main_thread_is_named(monitors, monkeypatch):
 
 
 def test_handled_exceptions_of_a_save_are_no_failure(monitors, monkeypatch):
-    for module in (_monitor, _diagnosis):
+    for module in (_monitor, _diagnose):
         monkeypatch.setattr(module, "GRACE", 0.2)
     released = threading.Event()
 
