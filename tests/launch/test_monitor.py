@@ -189,7 +189,7 @@ def test_exception_is_described_without_its_notes():
 def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch):
     """Process 1 sends one report and no more, and then closes its connection."""
     monkeypatch.setattr(_monitor, "PERIOD", 0.02)
-    monkeypatch.setattr(_diagnosis, "CLOSED", 0.2)
+    monkeypatch.setattr(_diagnose, "CLOSED", 0.2)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     here, there = socket.socketpair()
     monkeypatch.setattr(_liveness, "_kept", {})
