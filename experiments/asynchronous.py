@@ -20,8 +20,8 @@ def asynchronous_step_time(
     $$t = \max(c + 2 (\alpha + s \beta), (p - 1) s \beta, (p - 1) s \gamma)$$
 
     The three terms are the cycle of one worker, the server's link and the server's
-    additions. A single worker takes c. Other workers have changed the parameters that a
-    gradient was taken at p - 1 times on average.
+    additions. A single worker takes c. On average, other workers change the parameters
+    p - 1 times between the pull and the push of a gradient.
 
     Reference: Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
 

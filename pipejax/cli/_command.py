@@ -37,7 +37,7 @@ def write_json(path: str, record: Any) -> None:
     pathlib.Path(path).write_text(text + "\n")
 
 
-# What a value is, by the name that stands for it on the help page.
+# The type of an option's value, by its placeholder on the help page.
 _TYPES: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("FILE", "PNG"), new_file),
     **dict.fromkeys(("MS", "US", "SECONDS", "X"), float),

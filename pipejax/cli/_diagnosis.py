@@ -18,7 +18,7 @@ class Overlap(NamedTuple):
     """How much of its communication a step hides on these devices."""
 
     of: str  # the program that was measured
-    executor: str  # its name, and the reason for it
+    executor: str  # name of the program's executor, and the reason for it
     times: Measurement
 
     @property
@@ -42,9 +42,9 @@ class Advice(NamedTuple):
     @property
     def shown(self) -> dict[str, timing.RankedConfig]:
         """Returns the ways that are worth a comparison, by what they stand for."""
-        waits = (way for way in self.ways if way.config.width == 1)
+        waits = (choice for choice in self.ways if choice.config.width == 1)
         return {
-            "synchronous": next(way for way in waits if way.config.codec is None),
+            "synchronous": next(x for x in waits if x.config.codec is None),
             "pipelined": exact(self.ways),
             "recommended": chosen(self.ways),
         }
@@ -66,7 +66,7 @@ class Diagnosis(NamedTuple):
 
     here: dict[str, str]  # devices and versions
     kept: dict[str, Any]  # compiler options that the installed compiler accepts
-    dropped: dict[str, str]  # those that it refuses, each with its reason
+    dropped: dict[str, str]  # refused compiler options, each with the reason
     overlap: Overlap
     fit: timing.Fit | None  # `None` on a single device
     advice: Advice | None

@@ -10,11 +10,11 @@ A function such as `ring(codec)` returns an algorithm, which
 - `halving_doubling`: `2 (p-1)/p n`, in `2 log2(p)` collectives, for p a power of two
 - `tree`: `2 ceil(log2 p) n`, in `2 ceil(log2 p)` collectives
 - `parameter_server`: `2 (p-1) n`, in `2 (p-1)` collectives
-- `hierarchical`: by default `2 (h-1)/h n/d` between h hosts of d devices each, and `2
-  (d-1)/d n` inside each host
+- `hierarchical`: by default `2 (h-1)/h n/d` between h hosts of d devices each, and
+  `2 (d-1)/d n` inside each host
 
-For the collectives and the bytes that each of 8 devices sends for 1,000 elements of
-float32, the axis of `jax.vmap` stands for the devices:
+The number of collectives among 8 devices, and the sum of their `wire_bytes`, for 1,000
+elements of float32. The axis of `jax.vmap` stands for the devices:
 
 >>> import jax
 >>> from pipejax import collectives
@@ -31,9 +31,10 @@ parameter_server 14 56000
 
 `scheduled` changes from one algorithm to another during a run.
 
-A codec encodes the payloads of all collectives of an algorithm. Without one, all bits
-of float32 or float64 vectors are sent. What is no codec raises a `ValueError`, and a
-biased codec without error feedback warns (`pipejax.codecs.check_codec`).
+A codec encodes the payloads of all collectives of an algorithm. `None` sends all bits
+of float32 or float64 vectors. A `codec` that is not a codec raises a `ValueError`, and
+a biased codec without error feedback raises a `UserWarning`
+(`pipejax.codecs.check_codec`).
 """
 
 from pipejax._internal.wire import Transfer as Transfer

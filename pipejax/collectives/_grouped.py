@@ -47,7 +47,7 @@ class Grouped(AllReduce):
 def in_order(
     sets: Sequence[Sequence[int]], arrays: Sequence[Sequence[Any]]
 ) -> tuple[Any, ...]:
-    """Returns the arrays of all sets by their places, of which each is in one set."""
+    """Returns the arrays of all sets in one tuple, sorted by place."""
     pairs = [
         pair
         for own in zip(sets, arrays, strict=True)

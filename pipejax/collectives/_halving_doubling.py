@@ -124,9 +124,9 @@ def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:
     2. Doubling: the devices send finished pieces to the same partners in reverse order.
        At the end, every device has all pieces.
 
-    For any p that is not a power of two, let q be the largest one below. The last p - q
-    devices first send their whole vectors to the first p - q devices, and receive the
-    whole result at the end, in two more collectives.
+    For any other p, let q be the largest power of two below p. The last p - q devices
+    first send their whole vectors to the first p - q devices, and receive the whole
+    result at the end, in two more collectives.
 
     Let `s_l` be the partial sum of a device before halving l, of the pieces that it
     keeps, `s'_l` its partner's partial sum of the same pieces, and C the codec. The

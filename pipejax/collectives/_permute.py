@@ -35,7 +35,10 @@ def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
 
 
 def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
-    """Returns a stage like `permute`, but who receives no payload keeps its own."""
+    """Returns a stage that sends a payload of `size` bytes along `pairs`.
+
+    Unlike in `permute`, a device that receives no payload keeps its own.
+    """
 
     def choose(value: tuple[jax.Array, jax.Array]) -> jax.Array:
         received, own = value
@@ -59,10 +62,10 @@ def append_received(
 
 
 def send_and_add(site: Site, axis_name: AxisName, pairs: Pairs) -> Stages:
-    """Returns a stage on `(sent, own)`: encodes and sends one, adds to the other.
+    """Returns a stage on a pair `(sent, own)`.
 
-    A device that receives nothing keeps `own`, and one that sends nothing keeps the
-    state of its codec.
+    It encodes and sends `sent`, and adds the received vector to `own`. A device that
+    receives nothing keeps `own`, and one that sends nothing keeps its codec state.
     """
     senders, receivers = zip(*pairs, strict=True)
     every = axis_size(axis_name)

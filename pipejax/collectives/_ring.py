@@ -75,7 +75,7 @@ def ring(codec: Codec | None = None) -> Ring:
        pieces to the next device, which adds its own values. At the end, device i has
        piece i.
     2. All-gather: in each of p-1 hops, a device sends a finished piece to the next
-      device.
+       device.
 
     Each device sends `2 (p-1)/p` payloads of a whole vector, the least that an
     all-reduce can send. With C the codec, every device ends with

@@ -35,11 +35,17 @@ class ScatterGather(AllReduce):
 
     @abc.abstractmethod
     def reduce_scatter(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns the stages from `Parts` of all pieces, [pieces, h], to a sum, [h]."""
+        """Returns the stages that sum all pieces and leave each device with its own.
+
+        They turn `Parts` [pieces, h] into `Parts` [h].
+        """
 
     @abc.abstractmethod
     def all_gather(self, cut: Cut, axis_name: AxisName) -> Stages:
-        """Returns the stages from a piece of the sum, [h], to all, [pieces, h]."""
+        """Returns the stages that give every device all pieces of the sum.
+
+        They turn `Parts` [h] into `Parts` [pieces, h].
+        """
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         pieces = self.pieces(axis_size(axis_name))

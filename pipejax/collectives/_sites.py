@@ -25,8 +25,8 @@ from ._stages import Local, Stages, States
 class Parts:
     """A vector or a piece of one, in the `working_dtype` of its layout."""
 
-    coded: jax.Array  # what a codec may compress, [..., h]
-    exact: jax.Array  # what stays exact, [..., t]
+    coded: jax.Array  # elements that a codec may compress, [..., h]
+    exact: jax.Array  # elements that stay exact, [..., t]
 
     def __add__(self, other: "Parts") -> "Parts":
         return Parts(self.coded + other.coded, self.exact + other.exact)
@@ -90,7 +90,7 @@ class Site(NamedTuple):
     coded: int  # h, the elements of a vector that the codec encodes
     exact: int  # t, the elements of a vector that stay exact
     axis_name: AxisName  # the devices that send the payload to each other
-    over: AxisName  # along all axes of the sum, devices draw different random numbers
+    over: AxisName  # all axes of the sum, along which random numbers differ
     rows: int | None = None  # vectors encoded at once; `None` for one without an axis
 
     @property

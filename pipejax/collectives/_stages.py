@@ -60,8 +60,9 @@ class Stages:
     all-gather.
 
     Attributes:
-      links: Local work and collectives, in order. Together they turn `(summands,
-        states)` into `(sums, states)`. The sums have the same bits on all devices.
+      links: Local work and collectives, in order. Together they turn
+        `(summands, states)` into `(sums, states)`. The sums have the same bits on all
+        devices.
       inits: Functions that return the states of the codecs before the first sum, each
         under different names.
     """

@@ -40,10 +40,10 @@ def inspect(
       compiler_options: XLA options to compile with, by name. `None` uses the attribute
         `compiler_options` of `program` if it has one, as a `pj.TrainStep` does, and
         XLA's defaults otherwise. Leave it out if `program` is compiled already.
-      mesh: Mesh that the program is compiled for, of which the report names the axes
-        over which each collective runs. `None` uses the attribute `mesh` of `program`
-        if it has one, as a `pj.TrainStep` does, and otherwise the mesh of the
-        `NamedSharding`s of `args` if all of them have the same mesh.
+      mesh: Mesh that the program is compiled for. The report names each collective by
+        the axes of this mesh along which its devices differ. `None` uses the attribute
+        `mesh` of `program` if it has one, as a `pj.TrainStep` does, and otherwise the
+        mesh of the `NamedSharding`s of `args` if all of them have the same mesh.
 
     Returns:
       A `Report`. `print(report)` shows it as a table, and

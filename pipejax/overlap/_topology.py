@@ -23,10 +23,10 @@ MOST = 100_000
 def topology(target: str) -> list[Any]:
     """Returns the devices of an accelerator that need not be present.
 
-    Make a mesh of the devices to find out how XLA schedules a program for many
-    accelerators: the program can be lowered and compiled, with `jax.ShapeDtypeStruct`s
-      as
-    its arguments, and passed to `inspect`, but it cannot run.
+    Use it to find out how XLA schedules a program for many accelerators: make a mesh of
+    the devices, and pass a program over this mesh to `inspect`. The program can be
+    lowered and compiled, with `jax.ShapeDtypeStruct`s as its arguments, but it cannot
+    run.
 
     Args:
       target: Kind and shape of the accelerator. For GPUs (`a100`, `h100`, `h200`,

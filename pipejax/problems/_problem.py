@@ -62,7 +62,7 @@ class Problem:
         return self.value(w) - self.minimum
 
     def batch(self, indices: np.ndarray) -> Any:
-        """Returns the examples at `indices` as a batch for a train step, in float32."""
+        """Returns the examples at `indices` as a batch; floating arrays are float32."""
         return jax.tree.map(lambda x: _narrow(x[indices]), self.examples)
 
 

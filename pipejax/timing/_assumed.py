@@ -34,10 +34,11 @@ _PASSES = {
     "bf16": (1.5, 1.5),  # reads 4 bytes and writes 2, or the reverse
     "int8": (1.25, 1.25),  # reads 4 bytes and writes 1, or the reverse
     "fp8_e4m3": (2.5, 1.6),  # measured
-    # Adds the residual, encodes the sum, decodes what it sends, and subtracts that.
+    # With error feedback: adds the residual (3), encodes the sum (3.2), decodes the
+    # payload (1.8) and subtracts the result from the sum (3).
     "int4": (3 + 3.2 + 1.8 + 3, 1.8),
-    # Adds the residual, multiplies the matrices twice, multiplies out what it sends,
-    # and subtracts that.
+    # With error feedback: adds the residual (3), multiplies the matrices twice (2),
+    # multiplies out the payload (1) and subtracts the product (3).
     "power_sgd": (3 + 2 + 1 + 3.0, 1.0),
 }
 

@@ -45,7 +45,7 @@ class Counts(NamedTuple):
 SENT = ("wire", "pair", "shift", "shuffle")  # the bytes on the link
 
 
-def counted(algorithm: Algorithm, p: int, n: int, codec: Codec | None) -> Counts:
+def counted(algorithm: Algorithm, p: int, n: int, codec: Codec | None = None) -> Counts:
     """Adds up the rounds of an all-reduce on p devices with n elements each."""
     if algorithm not in ROUNDS:
         raise ValueError(
@@ -64,7 +64,7 @@ def counted(algorithm: Algorithm, p: int, n: int, codec: Codec | None) -> Counts
     return Counts(**total)
 
 
-COST_MODELS: dict[Algorithm, Callable[[int, int, Codec | None], Counts]] = {
+COST_MODELS: dict[Algorithm, Callable[..., Counts]] = {
     name: functools.partial(counted, name) for name in ROUNDS
 }
 """The closed form of each algorithm, by its name in `pj.collectives`.

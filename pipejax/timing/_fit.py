@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ._cluster import Cluster, CodecSpeed, Link, Shares
+from ._counts import SENT
 from ._exchange import ExchangeCounts, duration
 
-COSTS = ("messages", "collectives", "wire", "pair", "shift", "shuffle")
+COSTS = ("messages", "collectives", *SENT)
 # The relative error expected of a model with so few numbers. The spread of the measured
 # times comes on top.
 MODEL = 0.05

@@ -44,7 +44,7 @@ class Panel(NamedTuple):
       profiles: The profiles that `pj.timing.profile` returned, by the names of the
         all-reduces. All panels of a picture must have the same names.
       limits: The seconds that the bytes of an all-reduce take on the wire, by its name.
-        A black mark on its bar shows them. A name may be missing.
+        The picture shows it as a black mark on the bar. A name may be missing.
     """
 
     title: str

@@ -64,7 +64,7 @@ class Chunk(NamedTuple):
 
 
 def psum(p: int, n: int, codec: Codec | None) -> list[Round]:
-    """Takes the backend's all-reduce for a ring in one collective.
+    """Counts the backend's all-reduce as a ring in a single collective.
 
     A linear codec has a collective for each of its rounds, whose payloads are added as
     they are. Other codecs are ignored, because `pipejax.collectives.psum` does not
@@ -88,7 +88,10 @@ def ring(p: int, n: int, codec: Codec | None) -> list[Round]:
     size, coded, payload = Chunk.of(n, p, codec)
     # In a ring of two, the next device is also the previous one.
     pattern: Pattern = "pair" if p == 2 else "shift"
-    hop = Round(_next(p), payload, pattern, Work(), Work(), p - 1, p - 1, p - 1)
+    hops = p - 1
+    hop = Round(
+        _next(p), payload, pattern, repeat=hops, messages=hops, collectives=hops
+    )
     add = Work(decoded=coded, summed=size)
     return [
         hop._replace(before=Work(encoded=coded), after=add),
@@ -210,7 +213,7 @@ def _local(devices: int, **work: float) -> Round:
 
 
 def _back(there: Round) -> Round:
-    """Returns the round in which the receivers answer with payloads as they are."""
+    """Returns the reverse round, in which receivers send payloads without any work."""
     return there._replace(
         pairs=lambda i: there.pairs(i)[::-1], before=Work(), after=Work()
     )

@@ -26,9 +26,9 @@ class Fsdp(NamedTuple):
 def sharded(cluster: Cluster) -> Cluster:
     """Returns the cluster that devices with the same shards form, one in each host.
 
-    The link of each has its share of the host's bandwidth. With `plan`, `scaling` or
-    `simulate`, use it together with the elements of a shard,
-    `elements / cluster.devices`, and with the compute of a whole group.
+    Each device of this cluster has a link of its own, with an equal share of its host's
+    bandwidth. With `plan`, `scaling` or `simulate`, use it together with the elements
+    of a shard, `elements / cluster.devices`, and with the compute of a whole group.
 
     Args:
       cluster: Hosts with several devices each, which share the link of their host.

@@ -43,11 +43,8 @@ def shard_optimizer(
     References:
       Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
     """
-    forward, backward, update = (
-        compute.forward,
-        compute.backward,
-        compute.update / devices,
-    )
+    forward, backward = compute.forward, compute.backward
+    update = compute.update / devices
     found = []
     for choice in choices:
         config, half = choice.config, choice.exchange.total / 2
@@ -55,9 +52,10 @@ def shard_optimizer(
             continue
         if config.algorithm == "psum" and config.codec is not None:
             continue
-        step = max(forward, half) + max(backward, half) + update
         if config.width == 1:
             own = Compute(forward, backward, update)
             step = synchronous_step_time(own, choice.exchange)
+        else:
+            step = max(forward, half) + max(backward, half) + update
         found.append(choice._replace(step=step))
     return sorted(found, key=lambda choice: choice.step)

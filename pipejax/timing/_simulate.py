@@ -11,7 +11,8 @@ Steps follow the dependencies of Pipe-SGD at width K:
 - The exchange of step t starts when step t has been computed and the exchange of step
   t-1 is over.
 
-It works on arrays over all devices, so that thousands of devices take seconds.
+The simulation works on arrays over all devices, so that thousands of devices take
+seconds.
 """
 
 import dataclasses

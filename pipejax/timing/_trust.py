@@ -35,10 +35,10 @@ class FitQuality(NamedTuple):
       reasons: Why the fit cannot be trusted, each with a remedy. Empty if it can be
         trusted.
       rounds: The smallest number of times that an exchange was measured.
-      spread: The median of the relative standard deviations of their times, over the
-        long exchanges.
+      spread: The relative standard deviation of an exchange's times, as the median over
+        the long exchanges.
       median_error: The median of `|predicted / measured - 1|` over the long exchanges.
-      worst_error: The maximum of the same errors.
+      worst_error: The maximum of `|predicted / measured - 1|` over the long exchanges.
       worst: The name of the exchange with the worst error.
       short: The seconds below which an exchange is short.
       short_error: The worst error of the short exchanges; 0 if there are none.
@@ -90,8 +90,8 @@ def trust(fit: Fit) -> FitQuality:
     An exchange is long if it takes at least a tenth of the longest time. A fit can be
     trusted if all of these hold:
 
-    - The predictions of the long exchanges are off by at most 10 % in the median and 35
-      % at worst, and their times vary by at most 20 % in the median.
+    - The predictions of the long exchanges are off by at most 10 % in the median and
+      35 % at worst. Their times vary by at most 20 % in the median.
     - Each exchange was measured at least 3 times.
     - The exchange with the most bytes spends at least half of its time on bytes. The
       times of larger vectors then follow from it.

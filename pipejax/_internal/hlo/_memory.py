@@ -40,7 +40,7 @@ class Memory(NamedTuple):
 
         $$live = arguments + outputs + temporaries - aliased$$
 
-        It leaves out arrays that the caller holds and the program does not use: for a
+        This leaves out arrays that the caller holds and the program does not use: for a
         train step, the messages that stay in flight during the step.
         """
         return self.arguments + self.outputs + self.temporaries - self.aliased

@@ -63,10 +63,10 @@ class Span(NamedTuple):
 
 
 class End(NamedTuple):
-    """Where a start is waited for; `earlier` if by the next iteration of a loop."""
+    """The instruction that waits for a start."""
 
-    at: int
-    earlier: bool
+    at: int  # its index in the schedule
+    earlier: bool  # it waits for the start of the previous iteration of a loop
 
 
 class Finder:
@@ -152,7 +152,7 @@ class Finder:
     ) -> tuple[Instruction, bool] | None:
         """Returns the start that `done` waits for, and whether it is an iteration old.
 
-        `None` if it waits for what the last iteration of a loop has started.
+        Returns `None` if `done` waits for a start in the last iteration of a loop.
         """
         origin, place = _origin(home, done.operand())
         if origin.opcode == "while":
@@ -218,6 +218,7 @@ def _stretches(at: int, home: Computation, end: End | None) -> tuple[range, ...]
     if end and not end.earlier:
         return (range(begin, end.at),)
     if end:
+        # The done waits for the start of the previous iteration.
         # If the done comes before the start, the collective is in progress at both ends
         # of the body. If it comes after the start, there is one in progress at any
         # time.
