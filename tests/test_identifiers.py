@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # Words that were replaced, and what is said now.
 REPLACED = {
-    "Beat": "Heartbeat",
+    "Beat": "ProcessReport",
     "Beside": "Grouped",
     "Board": "KeyValueStore",
     "Choice": "RankedConfig",

@@ -35,7 +35,8 @@ def unpack(packed: jax.Array, bits: int) -> jax.Array:
 def poison(x: jax.Array) -> jax.Array:
     """Returns 0 if all elements are finite, and NaN otherwise.
 
-    In a payload, it spoils the decoded vector even if a bad element is not sent.
+    A codec adds it to its payload, so that a bad element makes the decoded vector NaN
+    even if the element is not sent.
     """
     # No maximum is used: on CPUs, XLA's maximum of 4,096 or more elements loses NaN,
     # https://github.com/openxla/xla/issues/21461

@@ -38,7 +38,8 @@ class Equation(NamedTuple):
 def inlined(closed: Any, names: dict[Any, Any]) -> Iterator[Equation]:
     """Yields the equations of a program, with the functions that it calls inlined.
 
-    `names` has the arguments of the program, and gets each value that it uses.
+    `names` has the arguments of the program at first. A name is added for each value
+    that the program reads or writes.
     """
     jaxpr = closed.jaxpr
     constants = zip(jaxpr.constvars, closed.consts, strict=True)

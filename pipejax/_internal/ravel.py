@@ -24,7 +24,10 @@ def working_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
-    """Returns the elements of arrays of one dtype, or cast to it, as one vector."""
+    """Joins the elements of arrays into one vector.
+
+    The arrays have one dtype, or are cast to `dtype`.
+    """
     pieces = [jnp.ravel(x).astype(x.dtype if dtype is None else dtype) for x in arrays]
     if not pieces:
         return jnp.zeros(0, jnp.float32 if dtype is None else dtype)

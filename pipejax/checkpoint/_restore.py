@@ -59,8 +59,8 @@ def restore(
     saved, and the gradients in flight stay in flight. On another number of devices,
     each gradient in flight is averaged over the old devices and applied (a drain), so
     that the next `width - 1` steps apply nothing. The states of codecs, such as the
-    residuals of error feedback, and deviations begin anew, and a log record of level
-    WARNING names the arrays that are not restored.
+    residuals of error feedback, begin anew, and a log record of level WARNING names
+    their arrays. The deviations that `deviation_feedback` keeps begin anew, too.
 
     If the number of devices is the same, but inner axes or the axes of a hierarchical
     all-reduce have other sizes, or parameters are split in another way, only the states
@@ -95,7 +95,8 @@ def restore(
       ValueError: If an argument breaks its rule; if the checkpoint has another width,
         optimizer or kind of optimizer (sharded or not) than `train`, another form than
         `like`, or values of another loss function in flight; if an earlier version of
-        pipejax has written it; or if it is damaged, or all are for `step=None`.
+        pipejax has written it; or if the checkpoint of `step` is damaged, or, with
+        `step=None`, every checkpoint is.
       OSError: If a checkpoint cannot be read although it may be whole, or if one after
         the other is deleted while it is read.
 

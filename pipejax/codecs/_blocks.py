@@ -154,7 +154,8 @@ def int8(block: int = 256) -> Integers:
     `1 + 4 / block` bytes per element. `stochastic` can wrap the codec.
 
     `quantize(8)` has one range of levels for the whole vector. Here an outlier affects
-    only its own block. `fp8` is more accurate for the small elements of a block only.
+    only its own block. `fp8` is more accurate for small elements of a block, and less
+    accurate for large ones.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.

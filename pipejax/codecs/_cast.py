@@ -70,7 +70,7 @@ class Cast(Rounding):
 
 @dataclasses.dataclass(frozen=True)
 class AllBits(Cast):
-    """Sends every bit of a float64 vector, and casts all others to float32."""
+    """Sends every bit of a vector in `dtype`, float32 or float64."""
 
     dtype: str = "float32"
 
@@ -110,7 +110,8 @@ class Truncate(Codec):
 def cast(dtype: DTypeLike) -> Cast:
     """Returns a codec that sends each element in another dtype, rounded to the nearest.
 
-    - float32 takes 4 bytes per element and loses nothing, except of a float64 vector.
+    - float32 takes 4 bytes per element. A float32 vector loses nothing, and a float64
+      vector is rounded.
     - bfloat16 takes 2 bytes. The error is at most `2^-8 |x|`. The range is that of
       float32.
     - float16 takes 2 bytes. The error is at most `2^-11 |x|`, or 2^-25 if that is more.

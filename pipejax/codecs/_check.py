@@ -10,7 +10,8 @@ from ._codec import Codec
 def check_codec(codec: Any) -> Codec:
     """Validates a `codec` argument and returns the codec to use.
 
-    Call it directly in the function that the user calls, to which the warning points.
+    Call it directly in the function that the user calls: the warning points to the line
+    of that call.
 
     Args:
       codec: A `Codec`, or `None` to send every bit of each vector.

@@ -56,8 +56,8 @@ class Codec(abc.ABC):
         """Returns whether training may fail without `error_feedback`.
 
         The default is `False`, which is right for a codec that rounds each element to
-        the nearest level. The losses of a codec that drops elements or always rounds in
-        the same direction add up over the steps. It must return `True`.
+        the nearest level. A codec that drops elements or always rounds in the same
+        direction must return `True`, because its losses add up over the steps.
         """
         return False
 
@@ -92,7 +92,7 @@ class Codec(abc.ABC):
 
         Args:
           shapes: The shapes of the leaves that a vector holds one after another. `None`
-            if a vector is only a piece of the leaves, or if the codec already knows.
+            if a vector is only a piece of the leaves, or if the codec has them.
           dtype: The dtype in which the vectors are summed, float32 or float64.
           devices: Number of devices whose vectors may be added up in a vector.
         """

@@ -123,7 +123,7 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
 
     Let `g` be the gradient, `C` the codec (encoding followed by decoding) and `e` the
     residual, which starts at zero. Each step sends the encoded sum of gradient and
-    residual, and keeps what this lost as the new residual:
+    residual. The loss of the codec is the new residual:
 
     $$\Delta = C(e + g), \quad e \leftarrow e + g - \Delta$$
 
@@ -132,8 +132,8 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
 
     $$\sum \Delta = \sum g - e$$
 
-    A codec that `needs_feedback` should only be used with it. For other codecs, it is
-    optional and costs the memory of the residuals.
+    Use a codec that `needs_feedback` only with error feedback. For other codecs, error
+    feedback is optional and costs the memory of the residuals.
 
     Each place where an algorithm encodes a vector has its own residual, as long as that
     vector. `two_shot`, for example, encodes both before and after the sum over devices,

@@ -1,4 +1,4 @@
-"""A Flax Linen `TrainState` in a train step: `init` from it, train, and `update` it.
+"""Trains a Flax Linen `TrainState`: `init` begins with it, `update` returns a new one.
 
 The loss function calls the model itself, as in any Linen training loop. With
 batch-norm statistics and dropout, the loss takes the model state and a key:
@@ -106,7 +106,8 @@ def update(train_state: AnyTrainState, state: pj.PipelineState) -> AnyTrainState
         arrays. A later step from the same state with `donate=True` would delete them.
 
     Returns:
-      A new `TrainState`, with all other fields from `train_state`.
+      A new `TrainState` with what has been trained, and with all other fields of
+      `train_state`.
 
     Raises:
       ValueError: If gradients are still in flight.

@@ -1,4 +1,4 @@
-"""A Flax NNX model in a train step: `split` it, train, and `update` it.
+"""Trains a Flax NNX model: `split` makes a pure loss, `update` writes the result back.
 
 Parameters, model state and optimizer state are nested dicts of arrays here, not
 `nnx.State` objects. Any Optax transformation and any checkpoint library accepts them.

@@ -1,8 +1,9 @@
 """Finds a process's place in its job from the variables that its launcher has set.
 
 Under Slurm and MPI, JAX gives every process one accelerator: the one whose number is
-the number of the process on its host. Where the launcher shows a process only its own
-accelerators, or the process is alone on its host, all that it sees are its own.
+the number of the process on its host. If the launcher shows a process only its own
+accelerators, or the process is alone on its host, all accelerators that it sees are its
+own.
 """
 
 import importlib.util

@@ -13,7 +13,7 @@ CLOSED = 3.0  # seconds of silence of a process at fault whose connection has cl
 
 
 @dataclasses.dataclass(frozen=True)
-class Heartbeat:
+class ProcessReport:
     """The report of a process about itself, once a second."""
 
     rank: int
@@ -39,14 +39,14 @@ class Heartbeat:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Heartbeat":
+    def from_json(cls, text: str) -> "ProcessReport":
         return cls(**json.loads(text))
 
 
 class Seen(NamedTuple):
     """The newest report of a process, as another process sees it."""
 
-    report: Heartbeat
+    report: ProcessReport
     age: float  # seconds since it was first seen, by the clock of the one that sees it
     closed: bool = False  # whether the connection to the process has closed
 
@@ -109,7 +109,7 @@ def silence(seen: Sequence[Seen], limit: float) -> str:
     )
 
 
-def _standstill(report: Heartbeat) -> str:
+def _standstill(report: ProcessReport) -> str:
     return (
         f"{report} has made no progress for {report.since:.0f} s, at step"
         f" {report.step}; it is at\n{report.stack}"

@@ -16,8 +16,9 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def guarded(work: Callable[[Sequence[int]], int]) -> int:
     """Runs `work` in a child process, which can clean up after this process has ended.
 
-    `work` is given a list, to which each signal of `_ENDS` to this process or the child
-    is appended. Returns the exit status of the child, or 128 plus its signal.
+    `work` is given a list. Each signal of `_ENDS` that this process or the child
+    receives is appended to it. Returns the exit status of the child, or 128 plus the
+    number of the signal that has ended it.
     """
     received: list[int] = []
     parent = os.getpid()

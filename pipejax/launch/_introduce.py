@@ -15,8 +15,9 @@ def introduced(
 ) -> tuple[bytes, socket.socket]:
     """Sends the record to process 0; returns its answer and the open connection.
 
-    Process 0 waits `until` this time of `time.monotonic()`. Raises an OSError if it
-    does not answer, and a ValueError for another program or another secret.
+    `until` is the time of `time.monotonic()` until which process 0 waits. Raises an
+    OSError if process 0 does not answer, and a ValueError if another program, or a
+    process with another secret, listens there.
     """
     host, _, port = place.coordinator.rpartition(":")
     left = max(0.2, until - time.monotonic())

@@ -1,13 +1,13 @@
 """Entries that the watchdogs of a job share in the key-value store of JAX's runtime.
 
-Every process posts a `Heartbeat` once a second. A diagnosis is a text that
+Every process posts a `ProcessReport` once a second. A diagnosis is a text that
 names the process at fault.
 """
 
 import dataclasses
 from typing import Any
 
-from ._diagnose import Heartbeat
+from ._diagnose import ProcessReport
 
 _WATCHDOGS = "pipejax/watchdogs/"  # the folder of all keys below
 
@@ -33,14 +33,14 @@ class KeyValueStore:
         client.key_value_set(f"{folder}{number}", "", allow_overwrite=True)
         return cls(client, number)
 
-    def post(self, report: Heartbeat) -> None:
+    def post(self, report: ProcessReport) -> None:
         self._set(f"reports/{report.rank}/last", report.to_json())
 
-    def reports(self, rank: int | None = None) -> list[Heartbeat]:
+    def reports(self, rank: int | None = None) -> list[ProcessReport]:
         """Returns the last report of every process, or only that of process `rank`."""
         # The slash keeps the keys of process 1 apart from those of process 11.
         found = self._get("reports/" if rank is None else f"reports/{rank}/")
-        return [Heartbeat.from_json(text) for text in found]
+        return [ProcessReport.from_json(text) for text in found]
 
     def publish(self, rank: int, diagnosis: str) -> None:
         """Publishes the diagnosis that process `rank` has made for all processes."""

@@ -10,6 +10,7 @@ that nobody uses. The kernel therefore probes each of them twice a minute. A con
 that the network has lost says nothing about its process, and is left out.
 """
 
+import contextlib
 import socket
 from collections.abc import Mapping
 
@@ -24,11 +25,13 @@ def keep(connections: Mapping[int, socket.socket]) -> None:
     """Keeps connections to other processes open, by rank, as long as this one lives."""
     for connection in connections.values():
         connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _PROBES.items():
-            if hasattr(socket, name) and connection.family != socket.AF_UNIX:
-                option = getattr(socket, name)
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        # Some systems refuse options where the other end is closed already.
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _PROBES.items():
+                if hasattr(socket, name) and connection.family != socket.AF_UNIX:
+                    option = getattr(socket, name)
+                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
     _kept.update(connections)
 
 
@@ -42,8 +45,6 @@ def _is_closed(rank: int) -> bool:
         return not _kept[rank].recv(1)  # nobody sends anything after the roll call
     except BlockingIOError:
         return False
-    except ConnectionError:  # the kernel of a process that has ended refuses what comes
-        return True
-    except OSError:  # no route, or no answer to probes
+    except OSError:  # the network has reset it, has no route, or answers no probe
         del _kept[rank]
         return False

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import jax
 
 from . import _liveness, _where
-from ._diagnose import GRACE, Heartbeat, Seen, diagnose, silence
+from ._diagnose import GRACE, ProcessReport, Seen, diagnose, silence
 from ._kv_store import KeyValueStore
 
 FAULT = 75
@@ -33,7 +33,7 @@ PERIOD = 1.0  # seconds between two reports of a process
 
 @dataclasses.dataclass
 class Progress:
-    """The part of a `Heartbeat` that the main thread writes."""
+    """The part of a `ProcessReport` that the main thread writes."""
 
     step: int = 0
     since: float = 0.0  # the time of `time.monotonic()`
@@ -60,7 +60,7 @@ class Monitor:
         self._host = socket.gethostname()
         self._contact = time.monotonic()
         self._inside = self.progress.since
-        self._newest: dict[int, tuple[Heartbeat, float]] = {}
+        self._newest: dict[int, tuple[ProcessReport, float]] = {}
         self._diagnosis = ""
         self._found = ""
         self._closed: set[int] = set()
@@ -139,7 +139,7 @@ class Monitor:
         self.ending = True
         self.end(self.rank, diagnosis)
 
-    def _report(self, count: int, over: bool) -> Heartbeat:
+    def _report(self, count: int, over: bool) -> ProcessReport:
         now = time.monotonic()
         where = _where.main_thread()
         if where.busy:
@@ -148,7 +148,7 @@ class Monitor:
         if where.busy or where.waits or self.progress.busy:
             self._inside = now
         failed, since = self._failure(now)
-        return Heartbeat(
+        return ProcessReport(
             self.rank,
             self._host,
             count,
@@ -165,7 +165,10 @@ class Monitor:
         )
 
     def _failure(self, now: float) -> tuple[str, float]:
-        """Returns the failure, or none, and the seconds since it or since progress."""
+        """Returns the failure and the seconds since it.
+
+        Without a failure, it returns an empty text and the seconds since progress.
+        """
         error = _where.failed_save()
         if error is not self._save_failed[0]:
             self._save_failed = error, now
@@ -175,7 +178,7 @@ class Monitor:
             return described(error), lasts
         return self.progress.failed, now - self.progress.since
 
-    def _note(self, reports: list[Heartbeat]) -> None:
+    def _note(self, reports: list[ProcessReport]) -> None:
         for report in reports:
             before = self._newest.get(report.rank)
             # Ages are by the clock of this process, because clocks of hosts differ.

@@ -8,8 +8,8 @@ class Place:
     """The rank of a process in its job, and the address at which all processes meet.
 
     Attributes:
-      launcher: What gave the process its place, such as "torchrun", "Slurm",
-        "arguments" (of `initialize`) or "JAX_NUM_PROCESSES".
+      launcher: The source of the place, such as "torchrun", "Slurm", "arguments" (those
+        of `initialize`) or "JAX_NUM_PROCESSES".
       coordinator: The address `host:port` at which process 0 waits for the others.
       processes: The number of processes in the job.
       rank: The number of this process, from 0 to `processes - 1`.

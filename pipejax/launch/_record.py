@@ -13,7 +13,7 @@ import sysconfig
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -35,6 +35,8 @@ _NAMED = 5  # the number of differences, or of processes, that are named one by 
 class JsonLine:
     """Base of the dataclasses that processes send each other, as a line of JSON."""
 
+    noun: ClassVar[str]  # in errors: the line is not `noun`
+
     def to_json(self: Any) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
@@ -46,7 +48,7 @@ class JsonLine:
             raise ValueError("the line is not JSON") from error
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
         if not isinstance(read, dict) or read.keys() != kinds.keys():
-            raise ValueError(f"the line is no {cls.__name__}")
+            raise ValueError(f"the line is not {cls.noun}")
         for name, kind in kinds.items():
             value = read[name]
             texts = [*value] if isinstance(value, dict | list) else []
@@ -54,7 +56,7 @@ class JsonLine:
             if type(value) is not getattr(kind, "__origin__", kind) or not all(
                 isinstance(each, str) for each in texts
             ):
-                raise ValueError(f"the line is no {cls.__name__}: {name}")
+                raise ValueError(f"the line is not {cls.noun}: {name}")
         return cls(**read)
 
 
@@ -62,6 +64,7 @@ class JsonLine:
 class Record(JsonLine):
     """A process of a job, as it describes itself before it joins the others."""
 
+    noun = "the record of a process"
     rank: int
     processes: int
     host: str

@@ -32,6 +32,7 @@ _AGAIN = 0.2  # seconds between two attempts to reach an address that does not a
 class Answer(JsonLine):
     """The answer of process 0: `reasons` not to begin, or the `hosts` by rank."""
 
+    noun = "an answer of process 0"
     reasons: list[str]
     hosts: list[str] = dataclasses.field(default_factory=list)
 
@@ -40,7 +41,7 @@ class Meeting(NamedTuple):
     """The hosts of all processes, and open connections, both by rank."""
 
     hosts: list[str]
-    connections: dict[int, socket.socket]  # of process 0 to all others, and back
+    connections: dict[int, socket.socket]  # of process 0 to all, of others to 0
 
 
 _Introduce = Callable[[], tuple[bytes, socket.socket]]

@@ -5,8 +5,9 @@ of the other end, it then computes a proof:
 
     proof = HMAC-SHA256(secret, "role own other")
 
-It holds for this connection only. The role keeps an end from sending back a proof that
-it has received. The secret of a job without one is empty.
+The proof is valid for this connection only. The role keeps an end from sending back a
+proof that it has received. A process sends nothing about the job until process 0 has
+proved itself. In a job without a secret, the secret is empty.
 """
 
 import hmac

@@ -36,16 +36,19 @@ class Start:
 class Ended:
     """The end of the processes that `supervise` has run."""
 
-    first: int | None  # the index of the one that failed first, before any signal
-    code: int  # its exit status, or without it the one of largest magnitude
-    lines: Sequence[str]  # the last lines that it has printed
+    first: int | None  # the index of the process that failed first, before any signal
+    # The exit status of `first`, negative for a signal. Without `first`, the status of
+    # the largest magnitude.
+    code: int
+    lines: Sequence[str]  # the last lines that `first` has printed
     told: int | None  # the signal that asked this process to end the others
 
 
 def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) -> Ended:
     """Runs processes until all have ended or one has failed, and leaves none behind.
 
-    They have `grace` seconds to end. `guarded` passes the signals `received`.
+    After a signal or a failure, processes have `grace` seconds to end. `received` is
+    the list to which `guarded` appends signals.
     """
     children: list[_Child] = []
     try:

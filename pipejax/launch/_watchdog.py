@@ -16,8 +16,8 @@ from ._monitor import PERIOD, Monitor, Progress, described, end
 # The default heartbeat timeout of JAX's runtime, in seconds. The runtime aborts all
 # processes once it has heard nothing of one of them for this long.
 HEARTBEAT = 100.0
-# Seconds that the longest limit stays below it. All processes can name a silent process
-# in this time, before the runtime aborts them.
+# Seconds by which the longest limit stays below the heartbeat timeout. In this time,
+# all processes can name a silent one, before the runtime aborts them.
 _SOONER = 20.0
 _LEAST = 10 * PERIOD  # the shortest limit, in seconds
 
@@ -40,7 +40,7 @@ class Watchdog:
     training loop on every process, and call `step` at the beginning of each step.
 
     1. Once a second, every process reports through the key-value store of JAX's runtime
-       at which step it is, and since when.
+       that it is alive, at which step it is, and since when.
     2. Process 0 diagnoses the reports of all processes. It also sees the kernel close
        the connection of a process that ends, if `initialize` has joined the processes.
        The other processes check that process 0 still reports.

@@ -37,6 +37,7 @@ def predicted_params(
     A chain that begins with `pj.pipelined_mean` keeps no m, and neither does
     `pipelined` for an optimizer that is linear in its gradients. The prediction is then
     `w + U(g_i; s)`, by one own gradient in flight after another.
+    `pj.transforms.extrapolate_updates` predicts from the last update alone.
 
     Args:
       tx: The optimizer that was given to `pj.pipelined`. For a chain that begins with
@@ -45,7 +46,8 @@ def predicted_params(
       params: The parameters.
 
     Returns:
-      The predicted parameters, inside `shard_map` or `pmap`: devices differ in them.
+      The predicted parameters. They differ between devices, so call this function
+      inside `shard_map` or `pmap`.
 
     Raises:
       ValueError: If `opt_state` is the state of another optimizer.

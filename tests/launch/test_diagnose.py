@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from pipejax.launch._diagnose import CLOSED, GRACE, Heartbeat, Seen, diagnose
+from pipejax.launch._diagnose import CLOSED, GRACE, ProcessReport, Seen, diagnose
 
 LIMIT = 60.0
 
 
 def seen(rank, age=0.5, **changes):
     """Returns a process in its third step that waits for others."""
-    report = Heartbeat(rank, f"host{rank}", count=9, step=3, since=1.0)
+    report = ProcessReport(rank, f"host{rank}", count=9, step=3, since=1.0)
     return Seen(dataclasses.replace(report, **changes), age)
 
 
@@ -112,5 +112,5 @@ def test_process_without_a_watchdog_is_named():
 
 
 def test_report_is_unchanged_by_json():
-    report = Heartbeat(1, "host", count=3, since=0.5, failed='a "quoted"\nline')
-    assert Heartbeat.from_json(report.to_json()) == report
+    report = ProcessReport(1, "host", count=3, since=0.5, failed='a "quoted"\nline')
+    assert ProcessReport.from_json(report.to_json()) == report

@@ -40,7 +40,10 @@ def test_closed_connections_are_reported_by_rank():
     until(lambda: _liveness.closed() == {1, 5})
 
 
-@pytest.mark.parametrize("error", [TimeoutError(), OSError(errno.EHOSTUNREACH, "")])
+@pytest.mark.parametrize(
+    "error",
+    [TimeoutError(), ConnectionResetError(), OSError(errno.EHOSTUNREACH, "")],
+)
 def test_connection_lost_by_the_network_says_nothing(kept, error):
     class Lost:
         def recv(self, size):

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from pipejax.launch import _diagnose, _liveness, _monitor, _where
-from pipejax.launch._diagnose import Heartbeat
+from pipejax.launch._diagnose import ProcessReport
 from pipejax.launch._kv_store import KeyValueStore
 
 from .helpers import Store
@@ -95,7 +95,7 @@ def test_missing_process_0_is_named(monkeypatch):
     until(lambda: diagnoses)
     assert diagnoses[1] == "process 0 has not entered its `Watchdog`"
     progress.finished = True
-    store.post(Heartbeat(0, "host0", finished=True, over=True))
+    store.post(ProcessReport(0, "host0", finished=True, over=True))
     assert monitor.over.wait(10)
 
 
@@ -198,7 +198,7 @@ def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch)
     progress = _monitor.Progress(since=time.monotonic())
     first = _monitor.Monitor(store, 0, 2, 60.0, progress, diagnoses.setdefault)
     first.start()
-    store.post(Heartbeat(1, "host1", step=3))
+    store.post(ProcessReport(1, "host1", step=3))
     time.sleep(0.5)
     assert diagnoses == {}, "its connection is open"
     there.close()
@@ -208,6 +208,6 @@ def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch)
         diagnoses[0],
     )
     progress.finished = True
-    store.post(Heartbeat(1, "host1", count=1, finished=True))
+    store.post(ProcessReport(1, "host1", count=1, finished=True))
     assert first.over.wait(10)
     here.close()

@@ -54,16 +54,16 @@ def test_missing_package_is_recorded_as_absent(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rank": "1"}, "no Record: rank"),
-        ({"rank": True}, "no Record: rank"),
-        ({"processes": 2.0}, "no Record: processes"),
-        ({"same": []}, "no Record: same"),
-        ({"same": {"jax": 1}}, "no Record: same"),
+        ({"rank": "1"}, "not the record of a process: rank"),
+        ({"rank": True}, "not the record of a process: rank"),
+        ({"processes": 2.0}, "not the record of a process: processes"),
+        ({"same": []}, "not the record of a process: same"),
+        ({"same": {"jax": 1}}, "not the record of a process: same"),
         (
             {"modules": {"train": None}},
-            "no Record: modules",
+            "not the record of a process: modules",
         ),
-        ({"more": 1}, "the line is no Record$"),
+        ({"more": 1}, "the line is not the record of a process$"),
     ],
 )
 def test_malformed_record_is_refused(change, says):
@@ -77,8 +77,8 @@ def test_malformed_record_is_refused(change, says):
     [
         (b"{", "not JSON"),
         (b"\xff", "not JSON"),
-        (b"[]", "no Record"),
-        (b"1", "no Record"),
+        (b"[]", "not the record of a process"),
+        (b"1", "not the record of a process"),
     ],
 )
 def test_line_other_than_a_json_object_is_refused(line, says):
