@@ -19,7 +19,7 @@ RunExchange = Callable[
     [Trainable | None, Message, CodecStates, Valid], tuple[Reduced, CodecStates]
 ]
 """From what the exchange updates, or `None`, the message, the codec states before it,
-and what is valid, to the reduced message and the codec states after it."""
+and which messages are valid, to the reduced message and the codec states after it."""
 
 
 def make_exchange(config: StepConfig, where: Mesh) -> RunExchange:

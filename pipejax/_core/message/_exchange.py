@@ -43,7 +43,7 @@ class Exchange(NamedTuple):
     def finish(
         self, value: Tree, after: CodecStates, before: CodecStates
     ) -> tuple[Reduced, CodecStates]:
-        """Returns what `run` does, from the value after the last stage.
+        """Returns the result of `run`, given the value after the last stage.
 
         Where nothing is applied, codecs keep their states, as if nothing had been sent.
         """

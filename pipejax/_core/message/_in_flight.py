@@ -84,7 +84,7 @@ def width_of(in_flight: InFlight) -> int:
 
 
 class Valid(NamedTuple):
-    """Which messages around an exchange are valid, and not zeros of an empty queue.
+    """Flags of the messages around an exchange: valid, or zeros of an empty queue.
 
     Attributes:
       message: bool scalar, whether the message that is exchanged is valid.
@@ -102,7 +102,7 @@ def valid_in_queue(in_flight: InFlight) -> tuple[jax.Array, ...]:
 
 
 def valid_in_step(filled: Any, length: int, age: int = 0) -> Valid:
-    """Returns what is valid when a message is exchanged in a run of steps.
+    """Returns which messages are valid when one is exchanged in a step.
 
     Each step puts a fresh message into the queue. At width 1, where the queue has no
     place, the message of the step itself is exchanged.
@@ -122,7 +122,7 @@ def entered(filled: jax.Array, length: int) -> jax.Array:
 
 
 def valid_in_drain(in_flight: InFlight, age: int) -> Valid:
-    """Returns what is valid when a message is exchanged in a drain."""
+    """Returns which messages are valid when one is exchanged in a drain."""
     now = valid_in_queue(in_flight)
     return Valid(now[age], now[age + 1 :])
 

@@ -24,8 +24,8 @@ Point = Callable[[Common, InFlight], optax.Params]
 """From a state and this device's messages in flight to the parameters at which this
 device takes its gradient."""
 EmptyMean = Callable[[Trainable, int], Mean | None]
-"""From what is trained and the number of gradients in flight to the mean that
-predictions need before any is applied."""
+"""From the arrays that are trained and the number of gradients in flight to the mean
+that predictions need before any is applied."""
 
 
 def compute(

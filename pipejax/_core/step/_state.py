@@ -145,7 +145,7 @@ class Common(NamedTuple):
 
 
 def common_of(state: PipelineState) -> Common:
-    """Returns what is the same on all devices."""
+    """Returns the part of a state that is the same on all devices."""
     return Common(*(getattr(state, name) for name in Common._fields))
 
 

@@ -92,7 +92,7 @@ def advanced(
     message: Message,
     devices: int,
 ) -> Trainable:
-    """Returns what is trained after the update by a summed message."""
+    """Returns the arrays that are trained, after the update by a summed message."""
     params, opt_state, mean = trainable.params, trainable.opt_state, trainable.mean
     # The division is done here, where it fuses with the optimizer's arithmetic.
     # Elsewhere it would take one more pass over the gradients.
