@@ -46,5 +46,5 @@ def _is_closed(rank: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # the network has reset it, has no route, or answers no probe
-        del _kept[rank]
+        _kept.pop(rank).close()
         return False

@@ -46,17 +46,21 @@ def test_closed_connections_are_reported_by_rank():
 )
 def test_connection_lost_by_the_network_says_nothing(kept, error):
     class Lost:
+        open = True
+
         def recv(self, size):
             raise error
 
         def close(self):
-            pass
+            self.open = False
 
-    (first, second), kept[3] = socket.socketpair(), Lost()
+    (first, second), lost = socket.socketpair(), Lost()
+    kept[3] = lost
     _liveness.keep({1: first})
     second.close()
     until(lambda: _liveness.closed() == {1})
     assert kept.keys() == {1}
+    assert not lost.open
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="not on this system")
@@ -78,6 +82,7 @@ from tests.launch.helpers import record
 place = launch.Place("arguments", f"127.0.0.1:{sys.argv[1]}", 2, 1)
 meeting = _roll_call.call(place, record(1, 2), bind="", timeout=60.0)
 _liveness.keep(meeting.connections)
+print("has met", flush=True)
 time.sleep(600)
 """
 
@@ -85,12 +90,15 @@ time.sleep(600)
 def test_process_killed_after_the_roll_call_is_noticed(port):
     """The port is free for JAX's service meanwhile."""
     address = f"127.0.0.1:{port}"
-    with subprocess.Popen([sys.executable, "-c", REPORTS, str(port)]) as process:
+    command = [sys.executable, "-c", REPORTS, str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         place = launch.Place("arguments", address, 2, 0)
         meeting = _roll_call.call(place, record(0, 2), bind=address, timeout=60.0)
         assert meeting.hosts == ["host0", "host1"]
         _liveness.keep(meeting.connections)
         with socket.create_server(("127.0.0.1", port)):
             assert _liveness.closed() == set()
+        # A process killed before it has read the answer resets its connection.
+        assert process.stdout.readline() == "has met\n"
         process.kill()
         until(lambda: _liveness.closed() == {1})
