@@ -152,12 +152,13 @@ def _programs(
             " function, *args), or a program that is lowered or compiled; got"
             f" {types(returned)}"
         )
-    if len(parts) != 3 or not isinstance(parts[1], pj.PipelineState):
+    if len(parts) not in (3, 4) or not isinstance(parts[1], pj.PipelineState):
         raise UsageError(
             f"{name} must return (train, state, batch), with the state that train.init"
-            f" or train.abstract_state(params) returns; got {types(returned)}"
+            " or train.abstract_state(params) returns, or (train, state, batch,"
+            f" shared); got {types(returned)}"
         )
-    train, state, batch = parts
+    train, state, *inputs = parts
     executor = train.executor
     setting = {
         "executor": f"{executor.name} ({executor.reason})",
@@ -166,7 +167,7 @@ def _programs(
     if isinstance(executor, Fused):
         setting["dropped"] = executor.options.dropped
     empty = state._replace(in_flight=at_width_1(state.in_flight))
-    programs = {"D-Sync (K=1)": (train.plain, empty, batch)}
+    programs = {"D-Sync (K=1)": (train.plain, empty, *inputs)}
     if train.width > 1:
         programs[f"pipelined (K={train.width})"] = parts
     return programs, setting

@@ -16,6 +16,7 @@ class RunnableStep(NamedTuple):
     train: pj.TrainStep
     state: pj.PipelineState
     batch: Any
+    shared: Any = None
 
     @property
     def elements(self) -> int:
@@ -51,8 +52,8 @@ def flags(elements: int, compute: str, batch: int | None) -> str:
 def load_step(name: str, mesh: jax.sharding.Mesh) -> RunnableStep:
     returned = load(name)(mesh)
     match returned:
-        case (pj.TrainStep(), pj.PipelineState() as state, batch):
-            leaves = jax.tree.leaves((state, batch))
+        case (pj.TrainStep(), pj.PipelineState(), _, *shared) if len(shared) < 2:
+            leaves = jax.tree.leaves(returned[1:])
             if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
                 return RunnableStep(*returned)
     raise UsageError(

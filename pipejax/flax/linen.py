@@ -40,6 +40,7 @@ def init(
     *,
     rng: Any = None,
     batch: Any = None,
+    shared: Any = None,
     collections: Sequence[str] = ("batch_stats",),
 ) -> pj.PipelineState:
     """Returns the pipeline state with which `train` continues from `train_state`.
@@ -54,6 +55,7 @@ def init(
         fields that `collections` names. No other field may contain arrays.
       rng: Same as in `train.init`.
       batch: Same as in `train.init`.
+      shared: Same as in `train.init`.
       collections: Names of the fields that hold variable collections. The loss receives
         and returns them as the model state, a dict `{name: collection}`. A field that
         does not exist or is `None` is left out.
@@ -91,6 +93,7 @@ def init(
         rng=rng,
         opt_state=train_state.opt_state,
         batch=batch,
+        shared=shared,
     )
     step: Any = train_state.step
     step = step.astype(np.int32) if isinstance(step, jax.Array) else np.int32(step)

@@ -14,6 +14,7 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 import pipejax as pj
+from pipejax._core.checks import check_keywords
 from pipejax._internal.structures import shapes
 
 from ._drained import check_drained
@@ -40,7 +41,8 @@ def split(
         It is not changed.
       loss_fn: `loss_fn(model, batch)`. It returns the loss, `(loss, metrics)` or
         `(loss, pj.Aux(metrics=..., weight=...))`. If it has an argument `rngs`, it
-        receives an `nnx.Rngs` as this keyword, to pass on to the model.
+        receives an `nnx.Rngs` as this keyword, to pass on to the model. What
+        `train.step` is given as `shared`, it receives as the keyword `shared`.
       wrt: The variables to train, as in `nnx.Optimizer`: a type such as
         `nnx.LoRAParam`, or any NNX filter. All other variables are model state.
 
@@ -74,15 +76,21 @@ def split(
     takes_rngs = "rngs" in inspect.signature(loss_fn).parameters
 
     def pure_loss_fn(
-        params: Any, batch: Any, *, model_state: Any, rng: Any = None
+        params: Any,
+        batch: Any,
+        *,
+        model_state: Any,
+        rng: Any = None,
+        shared: Any = None,
     ) -> tuple[jax.Array, pj.Aux]:
+        check_keywords(loss_fn, "train.step", {"shared": shared})
         model = nnx.merge(graph, params, model_state)
         streams = _arrays(model, nnx.RngState)
-        given = {}
+        given = {} if shared is None else {"shared": shared}
         if rng is not None:
             rngs = _rngs(rng)
             nnx.reseed(model, policy="match_shape", **_stream_keys(model, rngs))
-            given = {"rngs": rngs} if takes_rngs else {}
+            given |= {"rngs": rngs} if takes_rngs else {}
         elif takes_rngs:
             raise _no_rng("takes `rngs`")
         out = _called(loss_fn, model, batch, **given)

@@ -13,6 +13,7 @@ def inspect(
     *args: Any,
     compiler_options: dict[str, Any] | None = None,
     mesh: Mesh | None = None,
+    **keywords: Any,
 ) -> Report:
     """Reports which compute runs while the collectives of a program are in progress.
 
@@ -35,8 +36,8 @@ def inspect(
         `lower`; a `jax.stages.Lowered`; a `jax.stages.Compiled`; or the text of
         scheduled HLO, as `Compiled.as_text()` returns it.
       *args: Arguments of `program.lower`, such as arrays or `jax.ShapeDtypeStruct`s. A
-        `pj.TrainStep` takes a state and a batch. Leave them out if `program` is lowered
-        or compiled already.
+        `pj.TrainStep` takes a state, a batch and what its loss shares. Leave them out
+        if `program` is lowered or compiled already.
       compiler_options: XLA options to compile with, by name. `None` uses the attribute
         `compiler_options` of `program` if it has one, as a `pj.TrainStep` does, and
         XLA's defaults otherwise. Leave it out if `program` is compiled already.
@@ -44,6 +45,7 @@ def inspect(
         the axes of this mesh along which its devices differ. `None` uses the attribute
         `mesh` of `program` if it has one, as a `pj.TrainStep` does, and otherwise the
         mesh of the `NamedSharding`s of `args` if all of them have the same mesh.
+      **keywords: Keyword arguments of `program.lower`, such as `shared=...`.
 
     Returns:
       A `Report`. `print(report)` shows it as a table, and
@@ -66,7 +68,7 @@ def inspect(
     """
     if mesh is None:
         mesh = getattr(program, "mesh", None)
-    program = _compiled(program, args, compiler_options)
+    program = _compiled(program, args, keywords, compiler_options)
     text = program if isinstance(program, str) else program.as_text() or ""
     if not text.strip().startswith("HloModule"):
         raise ValueError(
@@ -97,17 +99,20 @@ def _mesh_of(args: tuple[Any, ...], devices: int) -> Mesh | None:
     return found if isinstance(found, Mesh) and found.size == devices else None
 
 
-def _compiled(program: Any, args: tuple[Any, ...], options: Any) -> Any:
+def _compiled(
+    program: Any, args: tuple[Any, ...], keywords: dict[str, Any], options: Any
+) -> Any:
     """Compiles a program that is not compiled yet; returns HLO text unchanged."""
     if isinstance(program, str | jax.stages.Compiled) and options is not None:
         raise ValueError(
             "`compiler_options` must be left out for a program that is compiled"
             f" already, got {options}. Pass the lowered program instead."
         )
-    if isinstance(program, str | jax.stages.Compiled | jax.stages.Lowered) and args:
+    given = (*args, *keywords)
+    if isinstance(program, str | jax.stages.Compiled | jax.stages.Lowered) and given:
         raise ValueError(
             f"`args` must be left out for a program that is lowered already, got"
-            f" {len(args)} of them."
+            f" {len(given)} of them."
         )
     if isinstance(program, str):
         return program
@@ -121,16 +126,16 @@ def _compiled(program: Any, args: tuple[Any, ...], options: Any) -> Any:
             )
         if options is None:
             options = getattr(program, "compiler_options", None)
-        program = _lowered(program, args)
+        program = _lowered(program, args, keywords)
     if isinstance(program, jax.stages.Lowered):
         return _of_xla(program, options)
     return program
 
 
-def _lowered(program: Any, args: tuple[Any, ...]) -> Any:
+def _lowered(program: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Lowers a program; says what to do if the arguments do not fit a `jax.pmap`."""
     try:
-        return program.lower(*args)
+        return program.lower(*args, **keywords)
     except (IndexError, KeyError, ValueError) as error:
         if not getattr(program.lower, "__qualname__", "").startswith("pmap"):
             raise

@@ -86,6 +86,7 @@ def measure(
     train: TrainStep,
     state: PipelineState,
     batch: Any,
+    shared: Any = None,
     *,
     rounds: int = 10,
     steps: int = 5,
@@ -107,6 +108,7 @@ def measure(
       state: A state that `train.init` or `train.step` has returned. `measure` does not
         change it, even if `train` donates its states.
       batch: A batch, as for `train.step`.
+      shared: As for `train.step`.
       rounds: Number of rounds, at least 2.
       steps: Number of steps that are timed together in each round, at least 1.
 
@@ -125,9 +127,9 @@ def measure(
     )
     state, _ = jax.block_until_ready(train.drain(state))
     runs: dict[str, Callable[[], float]] = {
-        "compute": lambda: _time(silent, state, batch, steps),
-        "communication": _communication(train, state, batch, steps),
-        "step": lambda: _time(train, state, batch, steps),
+        "compute": lambda: _time(silent, state, batch, shared, steps),
+        "communication": _communication(train, state, batch, shared, steps),
+        "step": lambda: _time(train, state, batch, shared, steps),
     }
     for run in runs.values():
         run()  # compiles the programs
@@ -141,13 +143,15 @@ def measure(
     return Measurement(**{name: tuple(values) for name, values in times.items()})
 
 
-def _time(train: TrainStep, state: PipelineState, batch: Any, steps: int) -> float:
+def _time(
+    train: TrainStep, state: PipelineState, batch: Any, shared: Any, steps: int
+) -> float:
     for _ in range(train.width - 1):  # fills the pipeline
-        state, _ = train.step(state, batch)
+        state, _ = train.step(state, batch, shared)
     jax.block_until_ready(state)
     start = time.perf_counter()
     for _ in range(steps):
-        state, _ = train.step(state, batch)
+        state, _ = train.step(state, batch, shared)
     jax.block_until_ready(state)
     seconds = (time.perf_counter() - start) / steps
     # No reduction of this run may still be in progress when the next run begins.
@@ -156,11 +160,15 @@ def _time(train: TrainStep, state: PipelineState, batch: Any, steps: int) -> flo
 
 
 def _communication(
-    train: TrainStep, state: PipelineState, batch: Any, steps: int
+    train: TrainStep, state: PipelineState, batch: Any, shared: Any, steps: int
 ) -> Callable[[], float]:
     """Returns a function that times the exchange of one message, which holds zeros."""
     like = _with(train, width=2).init(
-        state.params, model_state=state.model_state, rng=state.rng, batch=batch
+        state.params,
+        model_state=state.model_state,
+        rng=state.rng,
+        batch=batch,
+        shared=shared,
     )
     (message,) = like.in_flight.pending
     exchange = make_exchange(train.config, train.executor.reduction_mesh)

@@ -19,7 +19,6 @@ from pipejax._core.checks import (
     no_array,
 )
 from pipejax._core.executors import StepConfig
-from pipejax._core.step import Batch
 from pipejax._internal.keys import as_numbers, is_key
 from pipejax._internal.mesh import AxisName, axes, inner_axes
 from pipejax._internal.types import Leaf, Tree
@@ -66,7 +65,8 @@ def global_batch(local: Any, data: NamedSharding) -> Tree:
             "`local` must hold arrays with one common leading axis, the examples of"
             f" this process, a positive multiple of its {shares} shares of a batch; got"
             f" shapes {named_shapes('local', local)}. Drop the remainder, make arrays"
-            " of lists, and keep what is no example in `model_state`."
+            " of lists, and give what is no example to"
+            " `train.step` as `shared`."
         )
     make = functools.partial(jax.make_array_from_process_local_data, data)
     return jax.tree.map(functools.partial(as_numbers, make), local)
@@ -94,8 +94,10 @@ def _own_copy(path: Any, leaf: Leaf) -> Any:
     return found
 
 
-def laid_out(batch: Tree, config: StepConfig) -> Batch:
+def laid_out(batch: Tree, config: StepConfig) -> tuple[Tree, tuple[P, ...]]:
     """Returns a batch that lies on the mesh, split over the axes of the step.
+
+    The second result are the specs of each group's share, over inner axes.
 
     Arrays that are split over these axes first and over inner axes then, as
     `P(("host", "fsdp"))`, stay as they are. On a mesh without inner axes, `jax.jit`
@@ -106,8 +108,8 @@ def laid_out(batch: Tree, config: StepConfig) -> Batch:
     arrays = jax.tree.map(functools.partial(_laid_out, data, own, shards), batch)
     leaves = jax.tree.leaves(arrays)
     if not shards or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return Batch(arrays)
-    return Batch(arrays, tuple(_in_group(leaf, own) for leaf in leaves))
+        return arrays, ()
+    return arrays, tuple(_in_group(leaf, own) for leaf in leaves)
 
 
 def _laid_out(

@@ -9,11 +9,19 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
-from pipejax._core.step import PipelineState, averaged, full_form
-from pipejax._internal.types import Leaf, ModelState, Tree
+from pipejax._core.step import (
+    Inputs,
+    PipelineState,
+    averaged,
+    full_form,
+    inputs_over,
+)
+from pipejax._internal.types import Leaf, ModelState
 
 
-def check_model_state(config: StepConfig, state: PipelineState, batch: Tree) -> None:
+def check_model_state(
+    config: StepConfig, state: PipelineState, inputs: Inputs | None
+) -> None:
     """Raises a `ValueError` for a leaf that is not finite and that the loss changes.
 
     The model state obeys `s[t] = s[t-1] + d[t-K]`, where d is the mean change over
@@ -26,14 +34,14 @@ def check_model_state(config: StepConfig, state: PipelineState, batch: Tree) -> 
         return
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state.model_state)]
     names = [f"model_state{jax.tree_util.keystr(path)}" for path in paths]
-    if batch is None:
+    if inputs is None:
         raise ValueError(
             "`batch` must be given to `train.init` with a `model_state` that is not"
             " finite, to show whether `loss_fn` returns it unchanged; got None, and"
             f" `{names[bad.index(True)]}` with an infinity or NaN. Call"
             " `train.init(params, model_state=..., batch=batch)`."
         )
-    unchanged = _unchanged(config, state, batch)
+    unchanged = _unchanged(config, state, inputs)
     for name, infinite, same in zip(names, bad, unchanged, strict=True):
         if infinite and not same:
             raise ValueError(
@@ -59,11 +67,12 @@ def _non_finite(model_state: ModelState) -> list[bool]:
 
 
 def _unchanged(
-    config: StepConfig, state: PipelineState, batch: Tree
+    config: StepConfig, state: PipelineState, inputs: Inputs
 ) -> tuple[bool, ...]:
     settings = config.step.settings
     loss_fn = full_form(settings.loss_fn, settings.compute_dtype)
-    specs = P(), P(config.axis_name), P(), P()
+    over_data = inputs_over(config.axis_name)
+    specs = P(), over_data.batch, P(), P(), over_data.shared
     local = config.on_mesh(lambda *args: loss_fn(*args)[1], specs, P())
-    args = state.params, batch, state.model_state, state.rng
+    args = state.params, inputs.batch, state.model_state, state.rng, inputs.shared
     return jax.eval_shape(local, *args).unchanged

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.checks import (
     check_arrays,
     check_attached,
-    check_batch,
     check_keys,
     check_keywords,
     check_opt_state,
@@ -26,22 +25,22 @@ from pipejax._core.executors import (
 )
 from pipejax._core.message import Message, empty
 from pipejax._core.step import (
-    Batch,
     Common,
+    Inputs,
     PipelineState,
     Trainable,
     common_of,
     empty_message,
     inner_state_specs,
+    inputs_over,
     state_data_specs,
     state_of,
 )
 from pipejax._internal.mesh import axes, inner_axes, is_traced
 from pipejax._internal.shards import UNSHARDED, Shards, data_axes_of, inner_specs
 from pipejax._internal.structures import restructured
-from pipejax._internal.types import Keys, ModelState, Tree
+from pipejax._internal.types import Keys, ModelState
 
-from ._feed import laid_out
 from ._replicate import check_same_in_groups, placed
 
 
@@ -75,7 +74,9 @@ class Plan(NamedTuple):
     shapes: PipelineState
 
 
-def initial(config: StepConfig, arguments: Arguments, batch: Tree) -> PipelineState:
+def initial(
+    config: StepConfig, arguments: Arguments, inputs: Inputs | None
+) -> PipelineState:
     """Lays out the state, with nothing in flight and without codec states.
 
     On several processes, placing the arrays is a collective, so no other collective may
@@ -88,7 +89,7 @@ def initial(config: StepConfig, arguments: Arguments, batch: Tree) -> PipelineSt
             " traced array does not say how it is sharded; got a trace. For the shapes"
             " and shardings of the state, call `train.abstract_state(params, ...)`."
         )
-    plan = planned(config, arguments, batch)
+    plan = planned(config, arguments, inputs)
     shardings = jax.tree.map(lambda shape: shape.sharding, plan.shapes)
     arrays = placed(arguments._asdict(), plan.specs._asdict(), config.mesh)
     if plan.shapes.shards:
@@ -98,18 +99,21 @@ def initial(config: StepConfig, arguments: Arguments, batch: Tree) -> PipelineSt
     return jax.block_until_ready(made)
 
 
-def planned(config: StepConfig, arguments: Arguments, batch: Tree) -> Plan:
+def planned(config: StepConfig, arguments: Arguments, inputs: Inputs | None) -> Plan:
     """Checks what `train.init` is given, and returns how the state is made from it."""
     check_params(arguments.params)
     check_arrays("model_state", arguments.model_state)
     check_keys(arguments.rng)
     loss_fn = config.step.settings.loss_fn
-    check_keywords(loss_fn, model_state=arguments.model_state, rng=arguments.rng)
+    keywords = {"model_state": arguments.model_state, "rng": arguments.rng}
+    if inputs is not None:
+        keywords["shared"] = inputs.shared
+    check_keywords(loss_fn, "train.init", keywords)
     specs = _argument_specs(config, arguments)
     _check_optimizer(config, arguments)
     forms = jax.eval_shape(lambda arguments: arguments, arguments)
     shards = _argument_shards(config, forms, specs)
-    like = _message_form(config, forms, batch, shards)
+    like = _message_form(config, forms, inputs, shards)
     # With a sharded optimizer, the form of the message decides how the state is split.
     shards = config.step.layout(forms.params, like, config.mesh)
     like = like._replace(shards=shards)
@@ -208,23 +212,25 @@ def _specs_of(arguments: Arguments, shards: Shards) -> Arguments:
 
 
 def _message_form(
-    config: StepConfig, arguments: Arguments, batch: Tree, shards: Shards
+    config: StepConfig,
+    arguments: Arguments,
+    inputs: Inputs | None,
+    shards: Shards,
 ) -> Message:
     """Returns the shapes of the message of one device or group.
 
-    Without a `batch`, the loss is taken to be the only passenger, and every leaf of the
+    Without `inputs`, the loss is taken to be the only passenger, and every leaf of the
     model state that can be averaged to change.
     """
     settings, (params, model_state, rng, _) = config.step.settings, arguments
-    if batch is None:
+    if inputs is None:
         dtype = settings.reduce_dtype
         return jax.eval_shape(lambda: empty_message(params, model_state, dtype, shards))
-    check_batch(batch, config.devices, settings.microbatches)
 
     def local(
-        params: optax.Params, model_state: ModelState, rng: Keys, batch: Batch
+        params: optax.Params, model_state: ModelState, rng: Keys, inputs: Inputs
     ) -> Message:
-        return config.step.message(params, model_state, rng, batch, shards)[0]
+        return config.step.message(params, model_state, rng, inputs, shards)[0]
 
-    local = config.on_mesh(local, (P(), P(), P(), P(config.axis_name)), P())
-    return jax.eval_shape(local, params, model_state, rng, laid_out(batch, config))
+    local = config.on_mesh(local, (P(), P(), P(), inputs_over(config.axis_name)), P())
+    return jax.eval_shape(local, params, model_state, rng, inputs)

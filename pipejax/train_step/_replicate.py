@@ -31,15 +31,40 @@ def placed(
     Raises a `ValueError`, which names the first array that differs between processes.
     """
     if mesh.is_multi_process and not is_traced():
-        _check_same(arguments)
+        check_same(arguments, "train.init")
     return jax.tree.map(
         lambda leaf, spec: _placed(leaf, NamedSharding(mesh, spec)), arguments, specs
     )
 
 
+def check_same(arguments: dict[str, Any], method: str) -> None:
+    """Raises a `ValueError` if an array differs between processes, and names the first.
+
+    This is a collective. `method` is that to which the arguments are given.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(arguments)
+    names = [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for path, _ in leaves]
+    if differing := _processes_that_differ(_digest(containers(arguments), *names)):
+        raise ValueError(
+            f"`{method}` must be given the same structure of arrays on every process;"
+            f" got other structures on processes {differing} than on process 0. Here"
+            f" are {names}."
+        )
+    digests = np.stack([_digest(*_content(leaf)) for _, leaf in leaves])
+    if differing := _processes_that_differ(digests):
+        found = multihost_utils.process_allgather(digests)
+        first = int(np.flatnonzero((found != found[:1]).any(axis=(0, 2)))[0])
+        raise ValueError(
+            f"`{names[first]}` must be the same on every process, because every device"
+            f" has a copy; got other values on processes {differing} than on process 0."
+            " Make it from the same seed or the same file on every process."
+        )
+
+
 def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
     """Raises a `ValueError` if a sharded array differs between groups."""
     leaves = jax.tree_util.tree_leaves_with_path(placed)
+    leaves = [x for x in leaves if isinstance(x[1], jax.Array)]
     leaves = [x for x in leaves if not x[1].sharding.is_fully_replicated]
     if not leaves:
         return
@@ -73,26 +98,6 @@ def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
         data = jax.device_put(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     return jax.device_put(leaf, sharding)
-
-
-def _check_same(arguments: dict[str, Any]) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(arguments)
-    names = [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for path, _ in leaves]
-    if differing := _processes_that_differ(_digest(containers(arguments), *names)):
-        raise ValueError(
-            "`train.init` must be given the same structure of arrays on every process;"
-            f" got other structures on processes {differing} than on process 0. Here"
-            f" are {names}."
-        )
-    digests = np.stack([_digest(*_content(leaf)) for _, leaf in leaves])
-    if differing := _processes_that_differ(digests):
-        found = multihost_utils.process_allgather(digests)
-        first = int(np.flatnonzero((found != found[:1]).any(axis=(0, 2)))[0])
-        raise ValueError(
-            f"`{names[first]}` must be the same on every process, because every device"
-            f" has a copy; got other values on processes {differing} than on process 0."
-            " Make it from the same seed or the same file on every process."
-        )
 
 
 def _processes_that_differ(value: np.ndarray) -> list[int]:

@@ -15,11 +15,15 @@ flight, and computes none.
 import bisect
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from pipejax._core.checks import check_batch
 from pipejax._core.executors import (
@@ -34,6 +38,8 @@ from pipejax._core.executors import (
 )
 from pipejax._core.message import at_width_1
 from pipejax._core.step import (
+    Inputs,
+    InputSpecs,
     PipelineState,
     Settings,
     StepInfo,
@@ -58,6 +64,7 @@ from ._feed import (
 )
 from ._finite import check_model_state
 from ._init import Arguments, initial, planned
+from ._shared import check_overwritten, check_same_everywhere, shared_on_mesh
 from ._transfers import transfers_of
 
 
@@ -89,6 +96,8 @@ class TrainStep:
     boundaries: tuple[int, ...] = ()
     # Forms of parameters and optimizer states that fit the optimizer.
     _known_forms: set[Any] = dataclasses.field(default_factory=set)
+    # Has an element once processes have compared what their losses share.
+    _compared: list[bool] = dataclasses.field(default_factory=list)
 
     @without_mesh()
     def init(
@@ -99,6 +108,7 @@ class TrainStep:
         rng: Any = None,
         opt_state: optax.OptState | None = None,
         batch: Any = None,
+        shared: Any = None,
     ) -> PipelineState:
         """Makes the state before the first step and lays it out on the mesh.
 
@@ -116,6 +126,8 @@ class TrainStep:
             metrics or a weight, or if the model state is not finite. Without it, leaves
             of the model state that `loss_fn` returns unchanged travel too, as zeros,
             with a warning.
+          shared: As for `step`, as arrays or shapes, if `loss_fn` takes it and `batch`
+            is given.
 
         Returns:
           A `PipelineState`. It holds copies, so that `params` are never donated.
@@ -130,9 +142,11 @@ class TrainStep:
         """
         self.join()  # Only one thread may launch collectives.
         arguments = Arguments(params, model_state, rng, opt_state)
-        batch = plain_batch(batch)
-        state = initial(self.config, arguments, batch)
-        check_model_state(self.config, state, batch)
+        inputs = None
+        if batch is not None:
+            inputs = self._inputs(plain_batch(batch), shared)
+        state = initial(self.config, arguments, inputs)
+        check_model_state(self.config, state, inputs)
         states = codec_states(self.phases, self.executor.reduction_mesh, state)
         in_flight = state.in_flight._replace(codec_states=states)
         calls = np.int32(0) if self.boundaries else None
@@ -147,6 +161,7 @@ class TrainStep:
         rng: Any = None,
         opt_state: optax.OptState | None = None,
         batch: Any = None,
+        shared: Any = None,
     ) -> PipelineState:
         """Returns the shapes, dtypes and shardings of the state that `init` makes.
 
@@ -161,6 +176,7 @@ class TrainStep:
           rng: As for `init`, or shapes.
           opt_state: As for `init`, or shapes.
           batch: As for `init`.
+          shared: As for `init`.
 
         Returns:
           A `PipelineState` in which shapes stand for arrays.
@@ -177,7 +193,10 @@ class TrainStep:
           ((3,), dtype('float32'))
         """
         arguments = Arguments(params, model_state, rng, opt_state)
-        state = planned(self.config, arguments, plain_batch(batch)).shapes
+        inputs = None
+        if batch is not None:
+            inputs = self._inputs(plain_batch(batch), shared)
+        state = planned(self.config, arguments, inputs).shapes
         mesh = self.executor.reduction_mesh
         states = codec_states(self.phases, mesh, state, abstract=True)
         in_flight = state.in_flight._replace(codec_states=states)
@@ -185,7 +204,9 @@ class TrainStep:
         return state._replace(in_flight=in_flight, calls=calls)
 
     @without_mesh()
-    def step(self, state: PipelineState, batch: Tree) -> tuple[PipelineState, StepInfo]:
+    def step(
+        self, state: PipelineState, batch: Tree, shared: Tree = None
+    ) -> tuple[PipelineState, StepInfo]:
         """Computes the gradient of this batch, and applies that of K-1 steps ago.
 
         Args:
@@ -194,28 +215,37 @@ class TrainStep:
             a multiple of the number of devices times `microbatches`. Device i takes the
             i-th contiguous share. On several processes, make the global batch with
             `train.batch`.
+          shared: Pytree of arrays and numbers that `loss_fn` gets as the keyword
+            `shared`, the same on every device: parameters of another model, a
+            temperature, a step number. It is neither differentiated nor sent, and this
+            step computes with it, whatever the width. Arrays keep their sharding inside
+            groups, and are never donated. Python numbers are weakly typed, so that
+            other numbers compile nothing anew. In the first step of a run, processes
+            compare what they are given.
 
         Returns:
           The next state, and a `StepInfo` about the step whose gradient has arrived.
 
         Raises:
-          ValueError: If the batch does not divide, if the state has another width or
-            mesh, or if the loss function breaks its contract.
+          ValueError: If the batch does not divide, if an array of `shared` is split
+            over the data or differs between processes, if the state has another width
+            or mesh, or if the loss function breaks its contract.
         """
         self._check(state)
-        batch = plain_batch(batch)
+        check_overwritten(shared, state, donate=self.config.donate)
+        batch, phase = plain_batch(batch), self._phase(state.calls)
         check_global(batch, self.mesh)
-        check_batch(batch, self.config.devices, self.settings.microbatches)
-        placed, phase = laid_out(batch, self.config), self._phase(state.calls)
+        inputs = self._inputs(batch, shared)
+        self._compare(inputs.shared)
         if state.calls is not None:
             state = state._replace(calls=state.calls + np.int32(1))
         queue, alone = state.in_flight, self.phases[phase].width != self.width
         if alone:
             state = state._replace(in_flight=at_width_1(queue))
         try:
-            state, info = self._executor_of(phase).step(state, placed)
+            state, info = self._executor_of(phase).step(state, inputs)
         except OwnCollectiveError as error:
-            state, info = self._one_program(phase, error).step(state, placed)
+            state, info = self._one_program(phase, error).step(state, inputs)
         if alone:
             # A synchronous step leaves the pipeline empty. Its own queue has no place,
             # but it moves the codec states, and may overwrite the counter.
@@ -317,7 +347,9 @@ class TrainStep:
             return self._one_program(phase, error).drain(state)
 
     @without_mesh()
-    def lower(self, state: PipelineState, batch: Tree) -> jax.stages.Lowered:
+    def lower(
+        self, state: PipelineState, batch: Tree, shared: Tree = None
+    ) -> jax.stages.Lowered:
         """Lowers the program in which a step computes, without running it.
 
         The lowered program can be read, searched for collectives, or compiled.
@@ -325,6 +357,7 @@ class TrainStep:
         Args:
           state: State, or its shapes, such as `train.abstract_state(params)`.
           batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
+          shared: As for `step`, as arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
           The `jax.stages.Lowered` of the program that `step` runs after the warm-up and
@@ -335,17 +368,18 @@ class TrainStep:
           ValueError: As in `step`.
         """
         self._check(state)
-        batch = plain_batch(batch)
-        check_batch(batch, self.config.devices, self.settings.microbatches)
-        return self.executor.lower(state, laid_out(batch, self.config))
+        return self.executor.lower(state, self._inputs(plain_batch(batch), shared))
 
     @without_mesh()
-    def transfers(self, state: PipelineState, batch: Tree) -> tuple[Transfer, ...]:
+    def transfers(
+        self, state: PipelineState, batch: Tree, shared: Tree = None
+    ) -> tuple[Transfer, ...]:
         """Lists what one step sends, collective by collective, without running it.
 
         Args:
           state: State, or its shapes.
           batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
+          shared: As for `step`, as arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
           Kind, number of devices and bytes of each collective of a step after the last
@@ -354,8 +388,34 @@ class TrainStep:
           follow.
         """
         self._check(state)
-        batch = laid_out(plain_batch(batch), self.config)
-        return transfers_of(self.config, state, batch)
+        inputs = self._inputs(plain_batch(batch), shared)
+        return transfers_of(self.config, state, inputs)
+
+    @without_mesh()
+    def whole_params(self, state: PipelineState) -> optax.Params:
+        """Returns copies of the parameters, whole on every device or group.
+
+        With a sharded optimizer, this gathers the pieces of all devices, and all
+        processes must call it. No step overwrites the copies.
+
+        Args:
+          state: State that `init`, `step` or `drain` returned.
+
+        Returns:
+          The parameters, in their own dtypes. On a mesh with inner axes, the devices of
+          a group shard them as they shard `state.params`.
+
+        Examples:
+          >>> import jax.numpy as jnp, optax, pipejax as pj
+          >>> loss_fn = lambda w, batch: ((w - batch) ** 2).mean()
+          >>> mesh = pj.data_mesh(1)
+          >>> train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+          >>> train.whole_params(train.init(jnp.ones(2)))
+          Array([1., 1.], dtype=float32)
+        """
+        self._check(state)
+        self.join()  # Only one thread may launch collectives.
+        return self._gathered(state)
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -411,6 +471,36 @@ class TrainStep:
     def axis_name(self) -> AxisName:
         """Returns the mesh axis of the data, or a tuple of axes."""
         return self.config.axis_name
+
+    @functools.cached_property
+    def _gathered(self) -> Callable[[PipelineState], optax.Params]:
+        def copies(state: PipelineState) -> optax.Params:
+            leaves, structure = jax.tree.flatten(state.params)
+            specs = state.shards.params or (P(),) * len(leaves)
+            places = [NamedSharding(self.mesh, spec) for spec in specs]
+            pairs = zip(leaves, places, strict=True)
+            whole = [jax.lax.with_sharding_constraint(*pair) for pair in pairs]
+            return jax.tree.map(jnp.copy, jax.tree.unflatten(structure, whole))
+
+        return jax.jit(copies)
+
+    def _inputs(self, batch: Tree, shared: Tree) -> Inputs:
+        """Checks the inputs of a step, and lays them out on the mesh."""
+        check_batch(batch, self.config.devices, self.settings.microbatches)
+        (batch, own), (shared, whole) = (
+            laid_out(batch, self.config),
+            shared_on_mesh(shared, self.config),
+        )
+        return Inputs(batch, shared, InputSpecs(own, whole))
+
+    def _compare(self, shared: Tree) -> None:
+        """Compares what all devices share between processes, in the first step."""
+        leaves = jax.tree.leaves(shared)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        if leaves and not traced and not self._compared:
+            self.join()  # Only one thread may launch collectives.
+            check_same_everywhere(shared, self.config)
+            self._compared.append(True)
 
     def _check(self, state: PipelineState) -> None:
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))

@@ -3,11 +3,19 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
 from pipejax._core.message import InFlight, Reduced, valid_in_step
-from pipejax._core.step import Batch, Common, PipelineState, common_of, state_data_specs
+from pipejax._core.step import (
+    Common,
+    Inputs,
+    PipelineState,
+    common_of,
+    inputs_over,
+    state_data_specs,
+)
 from pipejax._internal.hlo import Reading, parse
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.traced_axes import collective_axes
@@ -15,7 +23,7 @@ from pipejax.collectives import Transfer
 
 
 def transfers_of(
-    config: StepConfig, state: PipelineState, batch: Batch
+    config: StepConfig, state: PipelineState, inputs: Inputs
 ) -> tuple[Transfer, ...]:
     """Lists every collective of a step, from shapes alone.
 
@@ -24,13 +32,14 @@ def transfers_of(
     is compiled only if it has a collective.
     """
 
-    def local(state: Common, in_flight: InFlight, batch: Batch) -> Any:
-        message, computed = step.compute(state, in_flight, batch)
+    def local(state: Common, in_flight: InFlight, inputs: Inputs) -> Any:
+        message, computed = step.compute(state, in_flight, inputs)
         valid = valid_in_step(in_flight.filled[0], config.width - 1)
         exchange = step.exchange(state.trainable, message, valid, config.sums_by)
         if step.shards_optimizer:  # the exchange checks the sum and updates
             total = message._replace(gradients=None)
-            reduced = Reduced(total, valid.message, valid.message)
+            squares = jnp.zeros(0)
+            reduced = Reduced(total, valid.message, valid.message, squares)
         else:
             reduced = Reduced.of(message, valid.message)
         # A `Partial` without arguments has no arrays, and keeps its function.
@@ -38,9 +47,10 @@ def transfers_of(
         return message, step.apply(state, computed, reduced), listed
 
     step, own, split = config.step, common_of(state), P(config.axis_name)
-    specs = state_data_specs(own, config.axis_name), split, split
+    of_inputs = inputs_over(config.axis_name)
+    specs = state_data_specs(own, config.axis_name), split, of_inputs
     without_exchange = jax.jit(config.on_mesh(local, specs, (split, P(), P())))
-    args = own, state.in_flight._replace(codec_states={}), batch
+    args = own, state.in_flight._replace(codec_states={}), inputs
     sharded = bool(inner_axes(config.mesh, config.axis_name))
     others = _own_transfers(without_exchange, *args, sharded=sharded)
     *_, listed = jax.eval_shape(without_exchange, *args)

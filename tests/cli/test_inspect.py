@@ -46,6 +46,14 @@ PROGRAMS = """
         return make(mesh, width=1)
 
 
+    def shared(mesh):
+        def scaled(w, batch, *, shared):
+            return shared * loss_fn(w, batch)
+
+        train = pj.make_train_step(scaled, optax.sgd(0.1), mesh=mesh)
+        return train, train.abstract_state(W), X, 2.0
+
+
     def fed_back(mesh):
         return make(mesh, deviation_feedback=0.5, weight_prediction="own")
 
@@ -248,6 +256,14 @@ def test_json_file_holds_both_programs_and_their_collectives(folder):
     (collective,) = found["programs"]["pipelined (K=2)"]["collectives"]
     # The loss travels with the gradients.
     assert collective["bytes"] == 4 * (256 * 256 + 1)
+
+
+def test_step_whose_loss_shares_an_input_is_shown(capsys):
+    assert inspect("shared") == 0
+    said = capsys.readouterr().out
+    assert "D-Sync (K=1)" in said
+    assert "pipelined (K=2)" in said
+    assert "--parameters 65536" in said
 
 
 def test_step_with_feedback_has_a_synchronous_twin(folder):

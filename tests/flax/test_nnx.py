@@ -392,6 +392,35 @@ def test_model_with_many_kinds_of_variables_is_trained():
     )
 
 
+def test_shared_input_reaches_the_loss():
+    """The teacher is another model, given by its arrays."""
+    teacher, (batch,) = nnx.Linear(5, 3, rngs=nnx.Rngs(4)), [batch_at(0)]
+    graph, known = nnx.split(teacher)
+
+    def loss(model, batch, *, shared):
+        return jnp.mean((model(batch["x"]) - nnx.merge(graph, shared)(batch["x"])) ** 2)
+
+    model = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
+    pure, params, model_state = pj.flax.nnx.split(model, loss)
+    tx = optax.sgd(0.1)
+    train = pj.make_train_step(pure, tx, mesh=pj.data_mesh(2), width=1)
+    state = train.init(params, model_state=model_state, batch=batch, shared=known)
+    state, _ = train.step(state, batch, known)
+    wanted, gradients = (
+        nnx.state(model),
+        nnx.grad(lambda model: loss(model, batch, shared=known))(model),
+    )
+    wanted = jax.tree.map(lambda w, g: w - 0.1 * g, wanted, gradients)
+    pj.flax.nnx.update(model, state)
+    chex.assert_trees_all_close(raw(values(model)), nnx.to_pure_dict(wanted), rtol=1e-5)
+
+
+def test_shared_input_that_no_loss_takes_is_refused():
+    train, state = start(fresh(), jax.random.key(2))
+    with pytest.raises(ValueError, match=r"keyword `shared`, which `train.step` was"):
+        train.step(state, batch_at(0), 1.0)
+
+
 def test_frozen_base_weights_stay_while_adapters_are_trained():
     """Trains low-rank adapters beside frozen weights, as `nnx.Optimizer` does."""
 

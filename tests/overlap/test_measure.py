@@ -71,6 +71,25 @@ def test_step_with_a_sharded_optimizer_is_measured(executor, width):
     assert all(value > 0 for values in measured for value in values)
 
 
+def test_step_whose_loss_shares_an_input_is_measured_and_inspected():
+    def loss(params, batch, *, shared):
+        return shared * loss_fn(params, batch)
+
+    train, (batch,) = make(loss), batches(1)
+    state = train.init(init_params(), batch=batch, shared=1.0)
+    measured = pj.overlap.measure(train, state, batch, 2.0, rounds=2, steps=1)
+    assert len(measured.step) == 2
+    report = pj.overlap.inspect(train, state, batch, shared=2.0)
+    assert report == pj.overlap.inspect(train, state, batch, 2.0)
+    assert report.flops == pj.overlap.inspect(make(loss_fn), state, batch).flops
+    with pytest.raises(ValueError, match=r"`args` must be left out .* got 1 of them"):
+        pj.overlap.inspect(train.lower(state, batch, 2.0), shared=2.0)
+
+
+def make(loss):
+    return pj.make_train_step(loss, optax.sgd(0.1), mesh=pj.data_mesh(2))
+
+
 def test_ratio_and_ceiling_follow_from_the_times():
     measured = pj.overlap.Measurement((2.0, 2.0), (1.0, 2.0), (2.5, 4.0))
     assert measured.ratio == (1.25, 2.0)

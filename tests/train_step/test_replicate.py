@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax.train_step._replicate import _check_same, placed
+from pipejax.train_step._replicate import check_same, placed
 
 from ..helpers import assert_bits_equal
 
@@ -61,7 +61,7 @@ def said(monkeypatch, *givens):
     def run(rank):
         here.rank = rank
         try:
-            _check_same(givens[rank])
+            check_same(givens[rank], "train.init")
         except ValueError as error:
             return str(error)
 

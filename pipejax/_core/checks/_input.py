@@ -4,7 +4,7 @@ Each error message names the argument, the rule, the value and the remedy.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -90,10 +90,14 @@ def is_array(leaf: Leaf) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
 
 
-def check_keywords(loss_fn: Callable[..., Any], **passed: Any) -> None:
+def check_keywords(
+    loss_fn: Callable[..., Any], method: str, passed: Mapping[str, Any]
+) -> None:
     """Raises a `ValueError` unless `loss_fn` takes the keywords that it will be passed.
 
     It is also an error if `loss_fn` requires a keyword that it will not be passed.
+
+    `method` is that to which the user gives the values of the keywords.
 
     A function without a signature, such as a built-in function, is not checked.
     """
@@ -107,14 +111,14 @@ def check_keywords(loss_fn: Callable[..., Any], **passed: Any) -> None:
         parameter = keywords.get(name)
         if value is not None and parameter is None and not takes_any:
             raise ValueError(
-                f"`loss_fn` must take the keyword `{name}`, which `train.init` was"
+                f"`loss_fn` must take the keyword `{name}`, which `{method}` was"
                 f" given; got a function of {[p.name for p in parameters]}. Add"
-                f" `*, {name}` to its arguments, or do not give it to `train.init`."
+                f" `*, {name}` to its arguments, or do not give it to `{method}`."
             )
         if value is None and parameter and parameter.default is parameter.empty:
             raise ValueError(
-                f"`{name}` must be given to `train.init`, because `loss_fn` takes it as"
-                f" a keyword; got None. Call `train.init(params, {name}=...)`."
+                f"`{name}` must be given to `{method}`, because `loss_fn` takes it as"
+                f" a keyword; got None. Call `{method}(..., {name}=...)`."
             )
 
 
@@ -126,8 +130,10 @@ def check_batch(batch: Tree, devices: int, microbatches: int) -> None:
         raise ValueError(
             "`batch` must hold arrays with one common leading axis, the examples; got"
             f" shapes {named_shapes('batch', batch)}. Make arrays of lists, and"
-            " broadcast what is shared over the batch. Keep what changes from step to"
-            " step in `model_state`, and constants in the loss function."
+            " give what is the same for all of them to the loss as `shared`:"
+            " `train.step(state, batch, shared=...)`. Other containers, such as graphs"
+            " or ragged lists, need a row for each device: stack one padded container"
+            " for each."
         )
     if not size or size % parts:
         raise ValueError(

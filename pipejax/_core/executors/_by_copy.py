@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,9 +49,9 @@ def exchange_by_copy(
             shape, NamedSharding(cpus, P(axis)), [own]
         )
 
-    def back(total: jax.Array, spec: P, sent: jax.Array) -> jax.Array:
+    def back(total: jax.Array, spec: P, factor: Any) -> jax.Array:
         own, sharding = np.asarray(total.addressable_data(0)), NamedSharding(mesh, spec)
-        own = own * np.float32(scale) if is_narrow(sent.dtype) else own
+        own = own if np.all(factor == 1) else own * np.float32(factor)
         places = sharding.addressable_devices_indices_map(own.shape)
         return jax.make_array_from_single_device_arrays(
             own.shape,
@@ -66,11 +67,19 @@ def exchange_by_copy(
             array.copy_to_host_async()
         own = jax.tree.map(out, message)
         total, states = between(trained, own, states, valid)
-        sent = total._replace(sum=message)
-        total = jax.tree.map(back, total, sum_specs(total), sent)
+        factors = _factors(message, scale)
+        total = jax.tree.map(back, total, sum_specs(total), factors)
         return jax.block_until_ready(total), states
 
     return exchange
+
+
+def _factors(message: Message, scale: float) -> Reduced:
+    """Returns by what each array of a reduced message is multiplied."""
+    factors = jax.tree.map(lambda x: scale if is_narrow(x.dtype) else 1.0, message)
+    squares: Any = np.square(jax.tree.leaves(factors.gradients))
+    whole: Any = 1.0
+    return Reduced(factors, whole, whole, squares)
 
 
 def _by_group(array: jax.Array, length: int) -> list[np.ndarray]:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, Reduced, Valid, on_shards_of
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
-from pipejax._internal.shards import UNSHARDED
+from pipejax._internal.shards import UNSHARDED, copies_of
 from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Grouped
 
@@ -32,6 +32,7 @@ def exchange_by_shard(
     """
     mesh, axis = config.mesh, config.axis_name
     meshes, own = _by_shard(mesh, axis), P(axis)
+    inner = {name: mesh.shape[name] for name in inner_axes(mesh, axis)}
     placed = [flags(place) for place in meshes]
 
     @functools.cache
@@ -62,7 +63,7 @@ def exchange_by_shard(
         totals, after = zip(*jax.block_until_ready(done), strict=True)
         shards = message.shards
         sums = [x._replace(sum=x.sum._replace(shards=shards)) for x in totals]
-        total = _together(sums, mesh)
+        total = _together(sums, mesh, inner)
         # All devices of a group keep their codec states, or none of them does.
         usable = all(bool(x.usable.addressable_data(0)) for x in totals)
         if not usable:
@@ -78,14 +79,14 @@ def flags(mesh: Mesh) -> Callable[[Valid], Valid]:
     Each of the two values is placed once. An argument of a program would be copied to
     the devices in every step, which a transfer guard forbids.
     """
-    placed = functools.cache(functools.partial(_flag, NamedSharding(mesh, P())))
+    placed = functools.cache(functools.partial(_number, NamedSharding(mesh, P())))
     return lambda valid: jax.tree.map(placed, valid)
 
 
-def _flag(sharding: Sharding, value: bool) -> jax.Array:
+def _number(sharding: Sharding, value: Any) -> jax.Array:
     devices = sharding.addressable_devices
     parts = [jax.device_put(value, device) for device in devices]
-    return jax.make_array_from_single_device_arrays((), sharding, parts)
+    return jax.make_array_from_single_device_arrays(np.shape(value), sharding, parts)
 
 
 def groups_in_processes(mesh: Mesh, axis_name: AxisName) -> bool:
@@ -117,9 +118,13 @@ def _on_place(tree: Tree, place: Mesh, spec: P) -> Any:
     return jax.tree.map(one, tree)
 
 
-def _together(totals: list[Reduced], mesh: Mesh) -> Reduced:
+def _together(totals: list[Reduced], mesh: Mesh, inner: Mapping[str, int]) -> Reduced:
     """Returns the sums of all places as one, which is finite if all of them are."""
     first = totals[0]
+
+    copies = [copies_of(spec, inner) for spec in first.sum.shards.params]
+    found = [np.asarray(x.squares.addressable_data(0)) for x in totals]
+    squares = (sum(found) / np.array(copies)).astype(np.float32)
 
     def put(spec: P, *parts: jax.Array) -> jax.Array:
         sharding = NamedSharding(mesh, spec)
@@ -130,7 +135,13 @@ def _together(totals: list[Reduced], mesh: Mesh) -> Reduced:
         return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
     finite = all(bool(x.finite.addressable_data(0)) for x in totals)
-    same = [x._replace(finite=_flag(x.finite.sharding, finite)) for x in totals]
+    same = [
+        x._replace(
+            finite=_number(x.finite.sharding, finite),
+            squares=_number(x.squares.sharding, squares),
+        )
+        for x in totals
+    ]
     return jax.tree.map(put, sum_specs(first), *same)
 
 

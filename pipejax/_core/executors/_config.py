@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.step import Common, Step, state_data_specs
+from pipejax._core.step import Common, Inputs, InputSpecs, Step, state_data_specs
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
 from pipejax._internal.types import Specs
 from pipejax.collectives import AllReduce
@@ -58,9 +58,10 @@ class StepConfig:
         return NamedSharding(self.mesh, P(self.axis_name))
 
     @property
-    def batches(self) -> NamedSharding | None:
-        """Returns the sharding that a program gives its batch, if it gives one."""
-        return None if inner_axes(self.mesh, self.axis_name) else self.data
+    def inputs(self) -> Inputs | None:
+        """Returns the shardings that a program gives its inputs, if it gives any."""
+        inner = inner_axes(self.mesh, self.axis_name)
+        return None if inner else Inputs(self.data, None, InputSpecs())
 
     def at(self, mesh: Mesh) -> "StepConfig":
         """Returns the same configuration on another mesh."""

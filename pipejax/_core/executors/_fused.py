@@ -31,11 +31,12 @@ from pipejax._core.message import (
     valid_in_step,
 )
 from pipejax._core.step import (
-    Batch,
     Common,
+    Inputs,
     PipelineState,
     StepInfo,
     common_of,
+    inputs_over,
     state_of,
 )
 
@@ -55,7 +56,7 @@ class Fused:
     name: str = "fused"
 
     def step(
-        self, state: PipelineState, batch: Batch
+        self, state: PipelineState, inputs: Inputs
     ) -> tuple[PipelineState, StepInfo]:
         """Takes one step: dispatches its program, and does not wait for it.
 
@@ -65,7 +66,7 @@ class Fused:
         self._wait_turn(state)
         leaving, staying = _parted(state.in_flight)
         program = self._programs[_is_traced(state)]
-        common, entering, info = program(common_of(state), leaving, staying, batch)
+        common, entering, info = program(common_of(state), leaving, staying, inputs)
         self._hand_on(state, info)
         in_flight = entering._replace(pending=(*staying, *entering.pending))
         return state_of(common, in_flight, state.calls), info
@@ -77,10 +78,10 @@ class Fused:
         self._hand_on(state, infos)
         return state_of(common, in_flight, state.calls), infos
 
-    def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
+    def lower(self, state: PipelineState, inputs: Inputs) -> jax.stages.Lowered:
         """Returns the lowered program of a step."""
         in_flight = _parted(state.in_flight)
-        return self._programs[False].lower(common_of(state), *in_flight, batch)
+        return self._programs[False].lower(common_of(state), *in_flight, inputs)
 
     @property
     def reduction_mesh(self) -> Mesh:
@@ -104,9 +105,11 @@ class Fused:
         program = functools.partial(
             jax.jit,
             self.config.on_state(
-                self._local_step, (per_device,) * 3, (per_device, P())
+                self._local_step,
+                (per_device, per_device, inputs_over(self.config.axis_name)),
+                (per_device, P()),
             ),
-            in_shardings=(None, None, None, self.config.batches),
+            in_shardings=(None, None, None, self.config.inputs),
             donate_argnums=self._donated,
         )
         # JAX accepts compiler options only for a whole program.
@@ -133,7 +136,7 @@ class Fused:
         state: Common,
         leaving: InFlight,
         staying: tuple[Message, ...],
-        batch: Batch,
+        inputs: Inputs,
     ) -> tuple[Common, InFlight, StepInfo]:
         """Runs one device's part of a step."""
         config, step, trained = self.config, self.config.step, state.trainable
@@ -142,7 +145,7 @@ class Fused:
         before, sums_by = in_flight.codec_states, config.sums_by
         valid = valid_in_step(in_flight.filled[0], config.width - 1)
         if config.width == 1:
-            fresh, computed = step.compute(state, in_flight, batch)
+            fresh, computed = step.compute(state, in_flight, inputs)
             exchange = step.exchange(trained, fresh, valid, sums_by)
             reduced, after = exchange.run(before)
         else:
@@ -153,7 +156,7 @@ class Fused:
                 before,
                 exchange.stages,
                 step.compute,
-                *(state, in_flight, batch),
+                *(state, in_flight, inputs),
                 early=exchange.early,
             )
             reduced, after = exchange.finish(value, after, before)

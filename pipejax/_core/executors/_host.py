@@ -37,9 +37,9 @@ from jax.sharding import Mesh
 
 from pipejax._core.message import InFlight, Message, Reduced, valid_in_step
 from pipejax._core.step import (
-    Batch,
     Common,
     Computed,
+    Inputs,
     PipelineState,
     StepInfo,
     Trainable,
@@ -102,13 +102,13 @@ class Host:
         return Host(config, self.reason, self.name)
 
     def step(
-        self, state: PipelineState, batch: Batch
+        self, state: PipelineState, inputs: Inputs
     ) -> tuple[PipelineState, StepInfo]:
         """Takes one step, and waits for nothing but the result that is due."""
         self._check(state)
         common, in_flight = common_of(state), state.in_flight
-        self._check_no_own(self._programs.compute, common, _bare(in_flight), batch)
-        fresh, computed = self._programs.compute(common, _bare(in_flight), batch)
+        self._check_no_own(self._programs.compute, common, _bare(in_flight), inputs)
+        fresh, computed = self._programs.compute(common, _bare(in_flight), inputs)
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
         first, *others = self._exchanges(state, pending, fresh)
@@ -153,10 +153,10 @@ class Host:
         """Drops the exchanges of a run that goes on with another executor."""
         self._begun.clear()
 
-    def lower(self, state: PipelineState, batch: Batch) -> jax.stages.Lowered:
+    def lower(self, state: PipelineState, inputs: Inputs) -> jax.stages.Lowered:
         """Returns the lowered program that computes."""
         compute = self._programs.compute
-        return compute.lower(common_of(state), _bare(state.in_flight), batch)
+        return compute.lower(common_of(state), _bare(state.in_flight), inputs)
 
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:

@@ -14,6 +14,7 @@ from pipejax._core.step import (
     StepInfo,
     Trainable,
     data_specs,
+    inputs_over,
     state_data_specs,
 )
 from pipejax._internal.mesh import on_mesh_by
@@ -47,7 +48,8 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
     own, axis = P(config.axis_name), config.axis_name
 
     def compute_specs(state: Common, *_: Specs) -> tuple[Specs, Specs]:
-        return (state_data_specs(state, axis), own, own), (own, P())
+        inputs = inputs_over(axis)
+        return (state_data_specs(state, axis), own, inputs), (own, P())
 
     def update(
         state: Common, computed: Computed | None, reduced: Reduced, due: InFlight
@@ -69,7 +71,7 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
     return Programs(
         compute=jax.jit(
             on_mesh_by(compute_specs, config.step.compute, config.mesh, axis),
-            in_shardings=(None, None, config.batches),
+            in_shardings=(None, None, config.inputs),
         ),
         exchange=make_exchange(config, reduction_mesh),
         update=jax.jit(

@@ -49,7 +49,7 @@ def exchange_on_mesh(config: StepConfig) -> RunExchange:
 
     def specs(trained: Trainable | None, *_: Specs) -> tuple[Specs, Specs]:
         pieces = whole if trained is None else data_specs(trained, config.axis_name)
-        reduced = Reduced(whole, whole, whole, pieces)
+        reduced = Reduced(whole, whole, whole, whole, pieces)
         return (pieces, own, own, whole), (reduced, own)
 
     program = jax.jit(on_mesh_by(specs, local, config.mesh, config.axis_name))

@@ -1,15 +1,17 @@
 """Sums a message over devices, and checks whether the sum may be applied."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._internal.mesh import AxisName
-from pipejax._internal.shards import group_axes, on_shards
+from pipejax._internal.ravel import working_dtype
+from pipejax._internal.shards import copies_of, group_axes, on_shards
 from pipejax._internal.types import CodecStates
 from pipejax.collectives import (
     AllReduce,
@@ -30,6 +32,7 @@ class Reduced(NamedTuple):
       valid: bool scalar, whether the messages are valid, and not the zeros of an empty
         queue.
       finite: bool scalar, whether all gradients and changes of the sum are finite.
+      squares: Vector with the sum of squares of each array of gradients of the sum.
       updated: Parameters and optimizer state after the update, if the exchange itself
         has updated them. The sum then has no gradients.
     """
@@ -37,22 +40,31 @@ class Reduced(NamedTuple):
     sum: Message
     valid: jax.Array
     finite: jax.Array
+    squares: jax.Array
     updated: Any = None
 
     @classmethod
-    def of(cls, total: Message, valid: jax.Array) -> "Reduced":
+    def of(
+        cls, total: Message, valid: jax.Array, *, on_pieces: bool = False
+    ) -> "Reduced":
         """Checks every element of gradients and changes for infinity and NaN.
 
         The check takes no norm, which could overflow if all elements are finite.
+
+        If `on_pieces`, this is traced to be run on pieces of the arrays, which allows
+        reductions of a single array only.
         """
         # The largest magnitude would not show every NaN: on CPUs, XLA's maximum loses
         # NaN if there are 4,096 elements or more,
         # https://github.com/openxla/xla/issues/21461
         leaves = jax.tree.leaves((total.gradients, total.changes))
-        if not total.shards:
-            return cls(total, valid, _all_finite(leaves))
-        specs = (*total.shards.params, *total.shards.changes)
-        return cls(total, valid, _all_finite_in_group(leaves, specs))
+        if total.shards:
+            specs = (*total.shards.params, *total.shards.changes)
+            finite, squares = _of_group(leaves, specs)
+        else:
+            finite, squares = _of_all(_each if on_pieces else _at_once, leaves)
+        count = len(jax.tree.leaves(total.gradients))
+        return cls(total, valid, finite, squares[:count])
 
     @property
     def counts(self) -> jax.Array:
@@ -65,22 +77,65 @@ class Reduced(NamedTuple):
         """Returns whether the sum counts and is finite."""
         return self.counts & self.finite
 
+    @property
+    def norm(self) -> jax.Array:
+        """Returns the norm of the summed gradients, infinity if it is above 1e19."""
+        return jnp.sqrt(self.squares.sum())
 
-def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:
-    finite = [jnp.isfinite(leaf).all() for leaf in leaves]
-    return jnp.stack(finite).all() if finite else jnp.array(True)
+
+Check = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+"""From an array to whether all elements are finite, and the sum of their squares."""
+
+# Above this number of elements, an array is reduced in two steps: XLA's loop on CPUs
+# adds one element after another, and would lose small ones.
+_LONG = 2**16
 
 
-def _all_finite_in_group(
+def _at_once(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Reads an array once for both results."""
+    wide = x.astype(working_dtype(x.dtype))
+    both, last = (jnp.isfinite(x), wide * wide), x.ndim - 1
+    if x.size > _LONG and last:
+        both, last = _reduced(both, (last,)), last - 1
+    finite, squares = _reduced(both, tuple(range(last + 1)))
+    return finite, squares.astype(jnp.float32)
+
+
+def _reduced(
+    both: tuple[jax.Array, jax.Array], axes: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    start = jnp.array(True), jnp.zeros((), both[1].dtype)
+    return lax.reduce(both, start, lambda a, b: (a[0] & b[0], a[1] + b[1]), axes)
+
+
+def _each(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    squares = jnp.square(x.astype(working_dtype(x.dtype))).sum()
+    return jnp.isfinite(x).all(), squares.astype(jnp.float32)
+
+
+def _of_all(check: Check, leaves: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Returns whether all arrays are finite, and a sum of squares for each."""
+    if not leaves:
+        return jnp.array(True), jnp.zeros(0)
+    finite, squares = zip(*map(check, leaves), strict=True)
+    return jnp.stack(finite).all(), jnp.stack(squares)
+
+
+def _of_group(
     leaves: Sequence[jax.Array], specs: tuple[P, ...]
-) -> jax.Array:
-    """Returns whether all shards of a group are finite, with a single collective."""
-    _, inner = group_axes()
+) -> tuple[jax.Array, jax.Array]:
+    """Checks the shards of a group, with a single collective."""
+    mesh, inner = group_axes()
+    sizes = {name: mesh.shape[name] for name in inner}
+    copies = [copies_of(spec, sizes) for spec in specs]
 
-    def own(leaves: Sequence[jax.Array]) -> jax.Array:
-        return lax.psum((~_all_finite(leaves)).astype(jnp.int32), inner) == 0
+    def own(leaves: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        finite, squares = _of_all(_at_once, leaves)
+        parts = jnp.append(squares / np.array(copies, np.float32), ~finite)
+        total = lax.psum(parts, inner)
+        return total[-1] == 0, total[:-1]
 
-    return on_shards(own, (list(specs),), P())(list(leaves))
+    return on_shards(own, (list(specs),), (P(), P()))(list(leaves))
 
 
 def on_shards_of(message: Message, all_reduce: AllReduce) -> Any:

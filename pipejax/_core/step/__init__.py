@@ -3,7 +3,6 @@
 `Step` says what these functions are. `replicated_step` and `zero1_step` make them.
 """
 
-from ._batch import Batch as Batch
 from ._check_state import check_in_flight as check_in_flight
 from ._check_state import check_kind as check_kind
 from ._check_state import check_optimizer_of as check_optimizer_of
@@ -12,6 +11,9 @@ from ._check_state import check_state as check_state
 from ._gradient import empty_message as empty_message
 from ._info import StepInfo as StepInfo
 from ._info import mean_info as mean_info
+from ._inputs import Inputs as Inputs
+from ._inputs import InputSpecs as InputSpecs
+from ._inputs import inputs_over as inputs_over
 from ._loss import Loss as Loss
 from ._loss import full_form as full_form
 from ._model_state import averaged as averaged

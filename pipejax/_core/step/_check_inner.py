@@ -8,7 +8,7 @@ from pipejax._internal.shards import Shards, group_axes, split_axes
 from pipejax._internal.traced_axes import constrained_axes
 from pipejax._internal.types import Keys, ModelState
 
-from ._batch import Batch
+from ._inputs import Inputs
 from ._loss import Loss, full_form
 
 
@@ -17,23 +17,25 @@ def warn_of_unused_axes(
     params: optax.Params,
     model_state: ModelState,
     rng: Keys,
-    batch: Batch,
+    inputs: Inputs,
     shards: Shards,
 ) -> None:
     """Warns of inner axes along which all devices hold and compute the same.
 
     Must be called while a step is traced, and so warns once for each program.
     """
-    if not batch.specs:
+    split = inputs.specs
+    if not split.batch:
         return  # It is not known how a traced batch is split.
     mesh, inner = group_axes()
-    specs = (*shards.params, *shards.model_state, *batch.specs)
+    specs = (*shards.params, *shards.model_state, *split.batch, *split.shared)
     used = {name for spec in specs for name in split_axes(spec, mesh.shape)}
     unused = {name for name in inner if mesh.shape[name] > 1} - used
     if not unused:
         return
     full = full_form(loss_fn, None)
-    unused -= constrained_axes(full, params, batch.arrays, model_state, rng)
+    args = params, inputs.batch, model_state, rng, inputs.shared
+    unused -= constrained_axes(full, *args)
     if unused:
         names = ", ".join(map(repr, sorted(unused)))
         warnings.warn(

@@ -12,10 +12,10 @@ from pipejax._core.message import InFlight, Message
 from pipejax._core.prediction import Mean
 from pipejax._internal.types import Keys
 
-from ._batch import Batch
 from ._check_inner import warn_of_unused_axes
 from ._check_state import check_mean, check_pending, check_room
 from ._gradient import local_message
+from ._inputs import Inputs
 from ._model_state import predicted_model_state
 from ._state import Common, Trainable
 from ._step import Computed, Settings
@@ -34,7 +34,7 @@ def compute(
     empty_mean: EmptyMean,
     state: Common,
     in_flight: InFlight,
-    batch: Batch,
+    inputs: Inputs,
 ) -> tuple[Message, Computed]:
     """Returns this device's message, and what the update will need."""
     shards, whole = state.shards, state.trainable.whole_params
@@ -42,10 +42,12 @@ def compute(
     if length := len(in_flight.pending):
         wanted = jax.eval_shape(lambda: empty_mean(state.trainable, length))
         check_mean(state, wanted is not None)
-    check_keywords(settings.loss_fn, model_state=state.model_state, rng=state.rng)
+    keywords = {"model_state": state.model_state, "rng": state.rng}
+    check_keywords(settings.loss_fn, "train.init", keywords)
+    check_keywords(settings.loss_fn, "train.step", {"shared": inputs.shared})
     rng, key = _split(state.rng, lax.axis_index(settings.axis_name))
     if shards:
-        args = whole, state.model_state, key, batch, shards
+        args = whole, state.model_state, key, inputs, shards
         warn_of_unused_axes(settings.loss_fn, *args)
     params = point(state, in_flight)
     model_state = predicted_model_state(
@@ -55,7 +57,7 @@ def compute(
     # form.
     room = in_flight.pending[0].changes if in_flight.pending else None
     message, after = local_message(
-        settings, params, model_state, key, batch, shards, room
+        settings, params, model_state, key, inputs, shards, room
     )
     check_room(message, in_flight)
     return message, Computed(after, rng, state.step + 1)

@@ -1,7 +1,8 @@
 r"""Computes the gradient of one device, and makes the message that it sends.
 
 - Simple form of the loss: `loss_fn(params, batch)` returns a scalar.
-- Full form: `loss_fn(params, batch, *, model_state, rng)` returns `loss, Aux(...)`.
+- Full form: `loss_fn(params, batch, *, model_state, rng, shared)` returns
+  `loss, Aux(...)`.
 - m microbatches: the gradient is the mean of `g_j`, the gradients of the microbatches,
   which `lax.scan` computes one after another. Only the activations of one microbatch
   are in memory at a time.
@@ -13,7 +14,7 @@ r"""Computes the gradient of one device, and makes the message that it sends.
 
   $$\sum_j W_j g_j$$
 
-- Mixed precision: the loss sees parameters and batch in `compute_dtype`. The gradient
+- Mixed precision: the loss sees parameters and inputs in `compute_dtype`. The gradient
   is taken with respect to the master copy of the parameters, and has its dtype.
 """
 
@@ -32,8 +33,8 @@ from pipejax._core.message import Message, Passengers, travelling, with_constrai
 from pipejax._internal.shards import UNSHARDED, Shards, constrained
 from pipejax._internal.types import Keys, ModelState
 
-from ._batch import Batch
 from ._contribution import combined, contribution
+from ._inputs import Inputs
 from ._loss import full_form
 from ._model_state import changes_of, every_change, warn_of_zeros, with_changes
 from ._step import Settings
@@ -44,7 +45,7 @@ def local_message(
     params: optax.Params,
     model_state: ModelState,
     rng: Keys,
-    batch: Batch,
+    inputs: Inputs,
     shards: Shards = UNSHARDED,
     room: Any = None,
 ) -> tuple[Message, Any]:
@@ -54,11 +55,15 @@ def local_message(
     of model state for which the queue has room, or is `None` without a queue. The model
     state that is returned is that of this device alone.
     """
-    full = full_form(settings.loss_fn, settings.compute_dtype)
+    split, count = inputs.specs, settings.microbatches
+    full = functools.partial(
+        full_form(settings.loss_fn, settings.compute_dtype),
+        shared=constrained(inputs.shared, split.shared),
+    )
     of_batch = functools.partial(
         contribution, full, params, axis_name=settings.axis_name, specs=shards.params
     )
-    arrays, count = constrained(batch.arrays, batch.specs), settings.microbatches
+    arrays = constrained(inputs.batch, split.batch)
     if count == 1:
         gradients, passengers, returned = of_batch(arrays, model_state, rng)
     else:
@@ -75,7 +80,7 @@ def local_message(
 
         parts = jax.tree.map(lambda x: _in_parts(x, count), arrays)
         # Without this, each microbatch may lie on a single device of the group.
-        parts = constrained(parts, tuple(P(None, *spec) for spec in batch.specs))
+        parts = constrained(parts, tuple(P(None, *spec) for spec in split.batch))
         keys = jax.tree.map(lambda key: jax.random.split(key, count), rng)
         zeros = jax.tree.map(jnp.zeros_like, params)
         zeros = constrained(zeros, shards.params)

@@ -30,6 +30,9 @@ class StepInfo(NamedTuple):
       applied: bool, whether this step applied an update.
       skipped: int32, the number of updates skipped so far because a reduced gradient or
         change of model state was not finite.
+      grad_norm: float32, the Euclidean norm of the mean gradient of that batch, of all
+        arrays together and before `tx`. NaN or 0 as for `loss` if nothing has arrived.
+        It is infinite if its square exceeds the range of float32.
     """
 
     loss: Scalar
@@ -38,6 +41,7 @@ class StepInfo(NamedTuple):
     arrived: Scalar
     applied: Scalar
     skipped: Scalar
+    grad_norm: Scalar
 
 
 def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
@@ -56,18 +60,18 @@ def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
       infos: Infos that `train.step` and `train.drain` returned, at least one.
 
     Returns:
-      A `StepInfo` of NumPy scalars: the means of loss and metrics (NaN if nothing has
-      arrived), the sum of the weights, whether any info has arrived, whether any step
-      applied an update, and the last `skipped`.
+      A `StepInfo` of NumPy scalars: the means of loss, metrics and `grad_norm` (NaN if
+      nothing has arrived), the sum of the weights, whether any info has arrived,
+      whether any step applied an update, and the last `skipped`.
 
     Raises:
       ValueError: If `infos` is empty.
 
     Examples:
       >>> from jax.numpy import nan
-      >>> first = StepInfo(nan, {"accuracy": nan}, 0.0, False, False, 0)
-      >>> second = StepInfo(2.0, {"accuracy": 0.5}, 1.0, True, True, 0)
-      >>> third = StepInfo(1.0, {"accuracy": 0.7}, 3.0, True, True, 0)
+      >>> first = StepInfo(nan, {"accuracy": nan}, 0.0, False, False, 0, nan)
+      >>> second = StepInfo(2.0, {"accuracy": 0.5}, 1.0, True, True, 0, 3.0)
+      >>> third = StepInfo(1.0, {"accuracy": 0.7}, 3.0, True, True, 0, 1.0)
       >>> mean = mean_info([first, second, third])
       >>> print(mean.loss, round(float(mean.metrics["accuracy"]), 3))
       1.25 0.65
@@ -83,8 +87,9 @@ def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
             return np.float32(np.nan)
         return np.float32(np.average(values[: weights.size], weights=weights))
 
-    loss, metrics = jax.tree.map(
-        mean, *[(info.loss, info.metrics) for info in arrived or found[:1]]
+    loss, metrics, norm = jax.tree.map(
+        mean,
+        *[(info.loss, info.metrics, info.grad_norm) for info in arrived or found[:1]],
     )
     return StepInfo(
         loss=loss,
@@ -93,4 +98,5 @@ def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
         arrived=np.bool_(bool(arrived)),
         applied=np.bool_(any(info.applied for info in found)),
         skipped=found[-1].skipped,
+        grad_norm=norm,
     )

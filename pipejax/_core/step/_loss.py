@@ -44,17 +44,25 @@ class Returned:
 
 
 def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
-    """Returns `loss_fn` as `(params, batch, model_state, rng) -> loss, Returned`."""
+    """Returns a loss that takes all keywords by place and returns `loss, Returned`.
+
+    Its arguments are `(params, batch, model_state, rng, shared)`. With a
+    `compute_dtype`, it casts parameters, batch and `shared`.
+    """
 
     def full(
-        params: optax.Params, batch: Tree, model_state: ModelState, rng: Keys
+        params: optax.Params,
+        batch: Tree,
+        model_state: ModelState,
+        rng: Keys,
+        shared: Tree = None,
     ) -> Any:
         if compute_dtype is not None:
-            params, batch = _cast((params, batch), compute_dtype)
+            params, batch, shared = _cast((params, batch, shared), compute_dtype)
         # The loss gets its own copy. It may put new leaves into the dict that it is
         # passed, and Equinox marks a state that it has updated as used.
-        own = jax.tree.map(lambda leaf: leaf, model_state)
-        passed = {"model_state": own, "rng": rng}
+        own, shared = jax.tree.map(lambda leaf: leaf, (model_state, shared))
+        passed = {"model_state": own, "rng": rng, "shared": shared}
         passed = {name: value for name, value in passed.items() if value is not None}
         try:
             out = loss_fn(params, batch, **passed)

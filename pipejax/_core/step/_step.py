@@ -34,8 +34,8 @@ from pipejax._internal.shards import Shards
 from pipejax._internal.types import Keys, ModelState
 from pipejax.collectives import AllReduce
 
-from ._batch import Batch
 from ._info import StepInfo
+from ._inputs import Inputs
 from ._loss import Loss
 from ._state import Common, Trainable
 
@@ -87,10 +87,10 @@ class Step(NamedTuple):
       init: `(whole, known, length) -> Trainable` makes what is trained as this device
         keeps it, for queues of `length` messages. `known` says whether the optimizer's
         state was given.
-      message: `(params, model_state, rng, batch, shards, room)` returns the message of
+      message: `(params, model_state, rng, inputs, shards, room)` returns the message of
         a batch, and the model state as the loss left it. `room` has the changes of
         model state for which the queue has room.
-      compute: `(state, in_flight, batch) -> Message, Computed`.
+      compute: `(state, in_flight, inputs) -> Message, Computed`.
       exchange: `(trainable, message, valid, all_reduce) -> Exchange` sums a message
         over devices. With a sharded optimizer, it updates `trainable` on the way.
         Other steps need no `trainable`, which may be `None`.
@@ -104,7 +104,7 @@ class Step(NamedTuple):
     layout: Callable[[optax.Params, Message, Mesh], Shards]
     init: Callable[[Trainable, bool, int], Trainable]
     message: Callable[..., tuple[Message, Any]]
-    compute: Callable[[Common, InFlight, Batch], tuple[Message, Computed]]
+    compute: Callable[[Common, InFlight, Inputs], tuple[Message, Computed]]
     exchange: Callable[[Trainable | None, Message, Valid, AllReduce], Exchange]
     gather: Callable[[Trainable, AllReduce], Trainable] | None
     apply: Callable[[Common, Computed | None, Reduced], tuple[Common, StepInfo]]

@@ -70,7 +70,7 @@ def apply(
     else:
         new, model_state = select(applies, update(), hold())
     skipped = state.skipped + skips.astype(jnp.int32)
-    info = _info(message, reduced.counts, devices)
+    info = _info(reduced, devices)
     state = state._replace(
         trainable=new._replace(gathered=trained.gathered, slopes=trained.slopes),
         model_state=model_state,
@@ -149,18 +149,19 @@ def _needs_more(what: str) -> ValueError:
     )
 
 
-def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
+def _info(reduced: Reduced, devices: int) -> StepInfo:
     """Returns what to report of a message.
 
     `applied` and `skipped` are placeholders that the caller replaces.
     """
+    message, arrived = reduced.sum, reduced.counts
     passengers = message.passengers
     # Under `jax_debug_nans`, JAX raises an error at any NaN, even if the NaN only says
     # that nothing has arrived.
     nothing = 0.0 if jax.debug_nans.value else jnp.nan
-    loss, metrics = jax.tree.map(
+    loss, metrics, norm = jax.tree.map(
         lambda x: jnp.where(arrived, mean_of(x, message, devices), nothing),
-        (passengers.loss, passengers.metrics),
+        (passengers.loss, passengers.metrics, reduced.norm),
     )
     weight = jnp.float32(1) if message.weight is None else message.weight
     return StepInfo(
@@ -170,6 +171,7 @@ def _info(message: Message, arrived: jax.Array, devices: int) -> StepInfo:
         arrived=arrived,
         applied=arrived,
         skipped=arrived,
+        grad_norm=norm,
     )
 
 

@@ -225,6 +225,7 @@ def _exchange(
             sum=Message(None, found.changes, found.passengers, shards),
             valid=valid.message,
             finite=found.finite,
+            squares=found.squares,
             updated=found.learned._replace(
                 gathered=anchor, slopes=slopes, shards=trainable.shards
             ),
@@ -299,5 +300,5 @@ def _specs(
         Summands(partition.params_inner, exact),
         (learned, jax.tree.map(lambda _: whole, valid)),
     )
-    found: Any = Between(learned, None, None, whole, whole, changes, passengers)
+    found: Any = Between(learned, None, None, whole, whole, whole, changes, passengers)
     return before, (partition.params_inner * times, found)

@@ -32,6 +32,7 @@ class Between(NamedTuple):
       codes: Pieces of the slopes to gather, or `None`.
       steepest: Bounds of the slopes, or `None`.
       finite: Whether all reduced gradients and changes are finite.
+      squares: As in `Reduced`.
     """
 
     learned: Trainable
@@ -39,6 +40,7 @@ class Between(NamedTuple):
     codes: Any
     steepest: Any
     finite: jax.Array
+    squares: jax.Array
     changes: Tree
     passengers: Any
 
@@ -134,7 +136,7 @@ def _between(
 
     Devices run this function on their pieces.
     """
-    reduced = Reduced.of(total, valid.message)
+    reduced = Reduced.of(total, valid.message, on_pieces=True)
     applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
     # The update is computed and then selected: a branch could not hold its sums.
     new = advanced(settings.tx, learned, total, partition.data)
@@ -154,6 +156,7 @@ def _between(
         codes=None if slopes is None else slopes.codes,
         steepest=None if slopes is None else slopes.steepest,
         finite=reduced.finite,
+        squares=reduced.squares,
         changes=total.changes,
         passengers=total.passengers,
     )

@@ -18,6 +18,7 @@ from ._inner_specs import inner_specs as inner_specs
 from ._specs import UNSHARDED as UNSHARDED
 from ._specs import Shards as Shards
 from ._specs import combined_spec as combined_spec
+from ._specs import copies_of as copies_of
 from ._specs import data_axes_of as data_axes_of
 from ._specs import data_spec as data_spec
 from ._specs import of_all_groups as of_all_groups

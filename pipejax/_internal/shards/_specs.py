@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -49,6 +49,13 @@ def axes_along(entry: Any) -> tuple[str, ...]:
 def split_axes(spec: P, sizes: Any) -> frozenset[str]:
     """Returns the axes of more than one device over which a spec splits an array."""
     return frozenset(n for entry in spec for n in axes_along(entry) if sizes[n] > 1)
+
+
+def copies_of(spec: P, sizes: Mapping[str, int]) -> int:
+    """Returns how many devices of a group hold the same shard of an array."""
+    return math.prod(
+        n for name, n in sizes.items() if name not in split_axes(spec, sizes)
+    )
 
 
 def shard_form(form: Any, spec: P, sizes: Any) -> jax.ShapeDtypeStruct:

@@ -21,6 +21,7 @@ from .worker import (
     WITH_CODECS,
     bits,
     coded_step,
+    distilled,
     fed_back,
     in_rank_order,
     noisy_loss,
@@ -202,6 +203,21 @@ def test_input_differing_between_processes_is_refused(ask, name):
     for said in ask("differing", name):
         assert said.startswith(message)
         assert "on processes [1] than on process 0" in said
+
+
+@pytest.mark.parametrize("executor", ["host", pytest.param("fused", marks=FULL)])
+def test_input_that_two_processes_share_has_the_bits_of_one(ask, executor):
+    """They compare it in the first step. Later ones launch no collective for it."""
+    (first, said), (second, _) = ask("shares", executor)
+    assert first == second
+    assert said.startswith("`shared['scale']` must be the same on every process")
+    train = pj.make_train_step(distilled, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    state, teacher = train.init(init_params()), np.ones((5, 3), np.float32)
+    for step, batch in enumerate(batches(4)):
+        shared = {"teacher": teacher, "scale": 0.5**step}
+        state, _ = train.step(state, batch, shared)
+        teacher = state.params["hidden"][:, :3]
+    assert first == bits(train.drain(state)[0].params)
 
 
 MIXTURES = {

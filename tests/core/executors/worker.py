@@ -352,6 +352,34 @@ def differing(name):
         return str(error)
 
 
+def distilled(params, batch, *, shared):
+    teacher = jnp.tanh(batch["x"] @ shared["teacher"])
+    return shared["scale"] * loss_fn(params, {**batch, "y": teacher})
+
+
+def shares(executor):
+    """Trains with a global array and a number, then gives one that differs."""
+    train = pj.make_train_step(
+        distilled, optax.sgd(0.1), mesh=pj.data_mesh(), executor=executor
+    )
+    rank, processes = jax.process_index(), jax.process_count()
+    state, teacher = train.init(init_params()), np.ones((5, 3), np.float32)
+    for step, batch in enumerate(batches(4)):
+        mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
+        shared = {"teacher": teacher, "scale": 0.5**step}
+        state, _ = train.step(state, train.batch(mine), shared)
+        # A global array of all processes, as later steps are given.
+        teacher = state.params["hidden"][:, :3]
+    found = bits(train.drain(state)[0].params)
+    other = pj.make_train_step(distilled, optax.sgd(0.1), mesh=pj.data_mesh())
+    try:
+        other.step(
+            other.init(init_params()), train.batch(mine), shared | {"scale": rank}
+        )
+    except ValueError as error:
+        return found, str(error)
+
+
 def inside():
     """Trains a loss that exchanges inside each process, at widths 2 and 3."""
     mesh, out = pj.data_mesh(axis_name=("host", "device")), {}
@@ -436,6 +464,7 @@ TASKS = {
     "inside": inside,
     "keyed": keyed,
     "differing": differing,
+    "shares": shares,
     "own_collective": own_collective,
     "interrupted": interrupted,
     "fails": fails,

@@ -10,10 +10,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax._core.step import Inputs, InputSpecs
 from pipejax._core.step._check_inner import warn_of_unused_axes
 from pipejax._internal.mesh import on_mesh
 from pipejax._internal.shards import Shards
-from pipejax.train_step._feed import Batch
 
 WHOLE = P()
 
@@ -31,7 +31,9 @@ def said(loss_fn, *, params=WHOLE, batch=WHOLE, inner=("fsdp", "tp")):
 
     def local(w, x):
         shards = Shards(params=(params,))
-        warn_of_unused_axes(loss_fn, {"w": w}, None, None, Batch(x, (batch,)), shards)
+        warn_of_unused_axes(
+            loss_fn, {"w": w}, None, None, Inputs(x, specs=InputSpecs((batch,))), shards
+        )
         return x
 
     program = jax.jit(on_mesh(local, mesh, (P(), P("host")), P("host"), "host"))

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import pipejax as pj
-from pipejax._core.step import Batch, Settings
+from pipejax._core.step import Inputs, Settings
 from pipejax._core.step._gradient import empty_message, local_message
 
 from ...helpers import assert_bits_equal, batches, init_params, loss_fn
@@ -164,7 +164,7 @@ def linear_message(batch):
         {"w": jnp.array([1.0, 2.0])},
         {"sum": jnp.float32(10), "seen": jnp.int32(5)},
         None,
-        Batch(batch),
+        Inputs(batch),
     )
 
 
@@ -213,7 +213,7 @@ def test_empty_message_has_the_form_of_a_full_one(dtype):
         params,
         model_state,
         None,
-        Batch(np.ones(4, np.float32)),
+        Inputs(np.ones(4, np.float32)),
     )
     assert_bits_equal(empty, jax.tree.map(np.zeros_like, full))
     assert full.gradients["w"].dtype == jnp.bfloat16
