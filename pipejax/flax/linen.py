@@ -164,5 +164,6 @@ def _check_fields(train_state: TrainState, collections: Sequence[str]) -> None:
             f" `{field.name}`. If it is a variable collection that the loss returns,"
             f" name it: `collections={(*collections, field.name)}`. Otherwise remove"
             f" it: `train_state.replace({field.name}=None)`. Pass a PRNG key as `rng`,"
-            " and return metrics from the loss."
+            " and return metrics from the loss. Keep an average of the parameters in"
+            " `tx`, or beside the step: it is made of `state.params`."
         )
