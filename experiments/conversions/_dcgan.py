@@ -90,7 +90,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
             out = gan.train_step(keys, *stats, *players, batch)
             keys, *rest = jax.block_until_ready(out)
             stats, players, (loss_d, loss_g) = rest[:2], rest[2:4], rest[4:]
-            means = jax.tree.map(lambda x: x.mean(axis=0), stats)
+            means = jax.tree.map(lambda x: np.asarray(x).mean(axis=0), stats)
             params = [_loops.first(player.target) for player in players]
             history.params.append({"params": params, "stats": means})
             history.reported.append((loss_g[0], loss_d[0]))
@@ -132,7 +132,8 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
             nonlocal stats
             updates, opt_states[i] = update(waiting[i], opt_states[i])
             params[i] = optax.apply_updates(params[i], updates)
-            stats = jax.tree.map(lambda s, d: s + d.mean(axis=0), stats, changes[i])
+            means = jax.tree.map(lambda d: np.asarray(d).mean(axis=0), changes[i])
+            stats = jax.tree.map(jnp.add, stats, means)
 
         for batch in images:
             keys, *own, reported = *keys_of(keys), []

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
-from flax import jax_utils
 
 import pipejax as pj
 
@@ -19,11 +19,12 @@ DEVICES = 4
 
 
 def first(replicated: Any) -> Any:
-    """Returns the arrays of one device of a `pmap`, once all devices have made them.
+    """Returns the arrays of the first device of a `pmap`, once all have made theirs.
 
     CPU devices share one pool of threads, so two programs must not run at once.
     """
-    return jax_utils.unreplicate(jax.block_until_ready(replicated))
+    every = jax.block_until_ready(replicated)
+    return jax.tree.map(lambda x: np.asarray(x.addressable_data(0))[0], every)
 
 
 def delayed(
