@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import pathlib
+from typing import Any
 
 import jax
 from flax import jax_utils
@@ -53,14 +54,14 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     sampler = iter(samplers.UniformSampler(domain, 16))
     batches = list(itertools.islice(sampler, steps))
 
-    def with_params(state, params):
+    def with_params(state: Any, params: Any) -> Any:
         return state.replace(params=jax_utils.replicate(params))
 
-    def weights_of():
+    def weights_of() -> Any:
         """Returns the weights of each step as a function of the parameters."""
         state = start
 
-        def weights(i, params):
+        def weights(i: int, params: Any) -> Any:
             nonlocal state
             if i and (i - 1) % EVERY == 0:
                 state = model.update_weights(with_params(state, params), batches[i - 1])
@@ -69,15 +70,15 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         return weights
 
     @functools.partial(jax.pmap, axis_name="batch", in_axes=(None, None, 0))
-    def mean_gradient(params, weights, batch):
+    def mean_gradient(params: Any, weights: Any, batch: Any) -> Any:
         out = jax.value_and_grad(model.loss)(params, weights, batch)
         return jax.lax.pmean(out, "batch")
 
-    def gradient(params, inputs):
+    def gradient(params: Any, inputs: Any) -> Any:
         loss, gradients = _loops.first(mean_gradient(params, *inputs))
         return (loss, None), gradients
 
-    def original(params):
+    def original(params: Any) -> History:
         state, history = with_params(start, params), History([], [])
         for i, batch in enumerate(batches):
             one = _loops.first(state)
@@ -89,7 +90,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
                 state = model.update_weights(state, batch)
         return history
 
-    def delayed(params):
+    def delayed(params: Any) -> History:
         weights = weights_of()
         return _loops.delayed(
             gradient,
@@ -99,10 +100,10 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
             steps,
         )
 
-    def loss_fn(params, batch, *, shared):
+    def loss_fn(params: Any, batch: Any, *, shared: Any) -> Any:
         return model.loss(params, shared, batch[0])
 
-    def converted(params, width):
+    def converted(params: Any, width: int) -> History:
         weights, step = weights_of(), _loops.train_step(loss_fn, start.tx, width)
         return _loops.converted(
             step,

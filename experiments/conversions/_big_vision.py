@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,11 +98,11 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     on_batch = cut(names)
     on_device = cut({**names, "shard_map": lambda mixup, **_: mixup})
 
-    def train_state(count):
+    def train_state(count: int) -> Any:
         """Returns the part of a state by which the program counts its steps."""
         return {"opt": optax.ScaleByScheduleState(count)}
 
-    def original(params):
+    def original(params: Any) -> History:
         state, history = {"params": params, "opt": tx.init(params)}, History([], [])
         for batch in batches:
             state, found = update_fn(state, key, batch)
@@ -111,22 +112,22 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         return history
 
     @jax.jit
-    def mean_gradient(params, count, batch):
+    def mean_gradient(params: Any, count: int, batch: Any) -> Any:
         return jax.value_and_grad(on_batch(train_state(count), key, batch))(params)
 
-    def gradient(params, inputs):
+    def gradient(params: Any, inputs: Any) -> Any:
         loss, gradients = mean_gradient(params, *inputs)
         return (loss, {"l2_grads": optax.global_norm(gradients)}), gradients
 
-    def delayed(params):
+    def delayed(params: Any) -> History:
         return _loops.delayed(
             gradient, tx, params, lambda i, _: (jnp.int32(i), batches[i]), steps
         )
 
-    def loss_fn(params, batch, *, shared):
+    def loss_fn(params: Any, batch: Any, *, shared: Any) -> Any:
         return on_device(train_state(shared["step"]), shared["key"], batch)(params)
 
-    def converted(params, width):
+    def converted(params: Any, width: int) -> History:
         snapshot = optax.snapshot("l2_updates", optax.global_norm)
         train = _loops.train_step(loss_fn, optax.chain(tx, snapshot), width)
         return _loops.converted(

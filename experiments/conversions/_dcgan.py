@@ -54,7 +54,7 @@ class Optimizer(flax.struct.PyTreeNode):
     opt_state: Any
     tx: optax.GradientTransformation = flax.struct.field(pytree_node=False)
 
-    def apply_gradient(self, gradients):
+    def apply_gradient(self, gradients: Any) -> Any:
         updates, opt_state = self.tx.update(gradients, self.opt_state)
         target = optax.apply_updates(self.target, updates)
         return self.replace(target=target, opt_state=opt_state)
@@ -81,7 +81,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     }
     losses = (gan.loss_g, gan.loss_d)
 
-    def original(start):
+    def original(start: Any) -> History:
         history = History([], [])
         stats = [jax_utils.replicate(x) for x in start["stats"]]
         players = [Optimizer(x, tx.init(x), tx) for x in start["params"]]
@@ -93,21 +93,23 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
             means = jax.tree.map(lambda x: np.asarray(x).mean(axis=0), stats)
             params = [_loops.first(player.target) for player in players]
             history.params.append({"params": params, "stats": means})
-            history.reported.append((loss_g[0], loss_d[0]))
+            history.reported.append(_loops.first((loss_g, loss_d)))
         return history
 
     @jax.jit
-    def keys_of(keys):
+    def keys_of(keys: Any) -> Any:
         """Returns the keys of the devices for the next step, and for both players."""
         return tuple(
             jax.vmap(lambda key: jax.random.split(key, 3))(keys).swapaxes(0, 1)
         )
 
-    def of_player(i):
+    def of_player(i: int) -> Any:
         @functools.partial(
             jax.pmap, axis_name="batch", in_axes=(None, None, 0, 0, None, 0)
         )
-        def message(own, other, batch, key, stats, changes):
+        def message(
+            own: Any, other: Any, batch: Any, key: Any, stats: Any, changes: Any
+        ) -> Any:
             """Returns loss and gradient, and the changes of this device's statistics.
 
             A device computes with its own changes that are still to come.
@@ -121,14 +123,14 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
 
         return message
 
-    def delayed(start):
+    def delayed(start: Any) -> History:
         messages, stats, keys = [of_player(0), of_player(1)], start["stats"], rngs
         zeros = jax.tree.map(lambda x: jnp.zeros((_loops.DEVICES, *x.shape)), stats)
         params, waiting = list(start["params"]), [None, None]
         opt_states, changes = [tx.init(x) for x in params], [zeros, zeros]
         update, history = jax.jit(tx.update), History([], [])
 
-        def arrive(i):
+        def arrive(i: int) -> None:
             nonlocal stats
             updates, opt_states[i] = update(waiting[i], opt_states[i])
             params[i] = optax.apply_updates(params[i], updates)
@@ -136,7 +138,8 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
             stats = jax.tree.map(jnp.add, stats, means)
 
         for batch in images:
-            keys, *own, reported = *keys_of(keys), []
+            keys, *own = keys_of(keys)
+            reported = []
             for i in (0, 1):
                 out = messages[i](
                     params[i], params[1 - i], batch, own[i], stats, changes[i]
@@ -145,7 +148,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
                 if waiting[i] is not None:
                     arrive(i)
                 waiting[i], changes[i] = _loops.first(gradients), fresh
-                reported.append(loss[0])
+                reported.append(_loops.first(loss))
             history.params.append({"params": list(params), "stats": stats})
             history.reported.append(tuple(reported))
         arrive(0)
@@ -153,15 +156,15 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         history.params.append({"params": list(params), "stats": stats})
         return history
 
-    def loss_of(i):
-        def loss_fn(params, batch, *, model_state, shared):
+    def loss_of(i: int) -> Any:
+        def loss_fn(params: Any, batch: Any, *, model_state: Any, shared: Any) -> Any:
             args = batch["image"][0], batch["key"][0], *model_state
             loss, after = losses[i](params, shared, *args)
             return loss, pj.Aux(model_state=list(after))
 
         return loss_fn
 
-    def converted(start, width):
+    def converted(start: Any, width: int) -> History:
         trains = [_loops.train_step(loss_of(i), tx, width) for i in (0, 1)]
         batch = {"image": images[0], "key": rngs}
         states = [
@@ -173,12 +176,13 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
             )
             for i in (0, 1)
         ]
-        history, infos, keys = [], ([], []), rngs
+        infos: list[list[Any]] = [[], []]
+        history, keys = [], rngs
 
-        def hand_on(i):
+        def hand_on(i: int) -> None:
             states[1 - i] = states[1 - i]._replace(model_state=states[i].model_state)
 
-        def keep():
+        def keep() -> None:
             params = [state.params for state in states]
             history.append({"params": params, "stats": states[1].model_state})
 

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -71,11 +72,11 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         returns="compute_loss",
     )
 
-    def averages():
+    def averages() -> Any:
         """Returns the average before each step as a function of the parameters."""
         state = start
 
-        def average(i, params):
+        def average(i: int, params: Any) -> Any:
             nonlocal state
             if i and i % EVERY == 0:
                 state = apply_ema(state.replace(params=params), 0.9)
@@ -83,13 +84,13 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
 
         return average
 
-    def losses(params, average, images, key):
+    def losses(params: Any, average: Any, images: Any, key: Any) -> Any:
         # The estimate on which the network conditions has no derivative.
         state = start.replace(params=lax.stop_gradient(params))
         compute_loss = cut(key, state, {"image": images}, **settings)
         return compute_loss(params), compute_loss(average)
 
-    def original(params):
+    def original(params: Any) -> History:
         average, history = averages(), History([], [])
         state = jax_utils.replicate(start.replace(params=params))
         for i in range(steps):
@@ -102,15 +103,15 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         return history
 
     @functools.partial(jax.pmap, axis_name="batch", in_axes=(None, None, 0, 0))
-    def mean_gradient(*args):
+    def mean_gradient(*args: Any) -> Any:
         out = jax.value_and_grad(losses, has_aux=True)(*args)
         return lax.pmean(out, "batch")
 
-    def gradient(params, inputs):
+    def gradient(params: Any, inputs: Any) -> Any:
         (loss, ema), gradients = _loops.first(mean_gradient(params, *inputs))
         return (loss, {"ema": ema}), gradients
 
-    def delayed(params):
+    def delayed(params: Any) -> History:
         average = averages()
         return _loops.delayed(
             gradient,
@@ -120,14 +121,14 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
             steps,
         )
 
-    def loss_fn(params, batch, *, shared):
+    def loss_fn(params: Any, batch: Any, *, shared: Any) -> Any:
         loss, ema = losses(params, shared, batch["image"][0], batch["key"][0])
         return loss, pj.Aux(metrics={"ema": ema})
 
-    def converted(params, width):
+    def converted(params: Any, width: int) -> History:
         average, step = averages(), _loops.train_step(loss_fn, start.tx, width)
 
-        def inputs(i, params):
+        def inputs(i: int, params: Any) -> Any:
             return {"image": images[i], "key": keys[i]}, average(i, params)
 
         batch, shared = inputs(0, params)

@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,13 +46,13 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     tokens = rng.integers(0, 64, (steps, _loops.DEVICES, 2, 17)).astype(np.uint16)
     keys = jax.random.split(jax.random.PRNGKey(seed + 1), _loops.DEVICES)
 
-    def original(params):
+    def original(params: Any) -> History:
         state, history = jax_utils.replicate(start.replace(params=params)), []
         reported = []
         for each in tokens:
             loss, state = train.train_step(state, each, keys)
             history.append(_loops.first(state).params)
-            reported.append((loss[0], None))
+            reported.append((_loops.first(loss), None))
         return History(history, reported)
 
     cut = function(
@@ -62,27 +63,27 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         returns="loss_fn(state.params)",
     )
 
-    def loss_of(params, tokens, key, step):
+    def loss_of(params: Any, tokens: Any, key: Any, step: Any) -> Any:
         return cut(start.replace(params=params, step=step), tokens, key)
 
     @functools.partial(jax.pmap, axis_name="batch", in_axes=(None, 0, 0, None))
-    def mean_gradient(params, tokens, key, step):
+    def mean_gradient(params: Any, tokens: Any, key: Any, step: Any) -> Any:
         out = jax.value_and_grad(loss_of)(params, tokens, key, step)
         return jax.lax.pmean(out, "batch")
 
-    def gradient(params, inputs):
+    def gradient(params: Any, inputs: Any) -> Any:
         loss, gradients = _loops.first(mean_gradient(params, *inputs))
         return (loss, None), gradients
 
-    def delayed(params):
+    def delayed(params: Any) -> History:
         return _loops.delayed(
             gradient, start.tx, params, lambda i, _: (tokens[i], keys, i), steps
         )
 
-    def loss_fn(params, batch, *, shared):
+    def loss_fn(params: Any, batch: Any, *, shared: Any) -> Any:
         return loss_of(params, batch["tokens"][0], batch["key"][0], shared)
 
-    def converted(params, width):
+    def converted(params: Any, width: int) -> History:
         step = _loops.train_step(loss_fn, start.tx, width)
         return _loops.converted(
             step,

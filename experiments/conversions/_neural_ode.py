@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from typing import Any
 from unittest import mock
 
 import diffrax
@@ -54,7 +55,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     }
     make_step = eqx.filter_jit(function(source, "make_step", names))
 
-    def original(params):
+    def original(params: Any) -> History:
         model, opt_state = eqx.combine(params, static), tx.init(params)
         history = History([], [])
         for each in inputs:
@@ -65,23 +66,23 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
 
     @jax.jit
     @jax.value_and_grad
-    def value_and_grad(params, times, series):
+    def value_and_grad(params: Any, times: Any, series: Any) -> Any:
         return grad_loss(eqx.combine(params, static), times, series)
 
-    def gradient(params, each):
+    def gradient(params: Any, each: Any) -> Any:
         loss, gradients = value_and_grad(params, *each)
         return (loss, None), gradients
 
-    def delayed(params):
+    def delayed(params: Any) -> History:
         return _loops.delayed(gradient, tx, params, lambda i, _: inputs[i], steps)
 
-    def loss_fn(params, batch, *, shared):
+    def loss_fn(params: Any, batch: Any, *, shared: Any) -> Any:
         # Within `shard_map`, Equinox refuses the loop of Diffrax' default adjoint.
         solve = functools.partial(diffrax.diffeqsolve, adjoint=diffrax.DirectAdjoint())
         with mock.patch.object(diffrax, "diffeqsolve", solve):
             return grad_loss(eqx.combine(params, static), shared, batch)
 
-    def converted(params, width):
+    def converted(params: Any, width: int) -> History:
         step = _loops.train_step(loss_fn, tx, width)
         return _loops.converted(
             step, step.init(params), lambda i, _: inputs[i][::-1], steps

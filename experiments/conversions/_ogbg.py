@@ -1,6 +1,7 @@
 """Flax's ogbg_molpcba: padded graphs, and a mean over the labels that are known."""
 
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         returns="loss_fn(state.params, graphs)",
     )
 
-    def losses(params, graphs):
+    def losses(params: Any, graphs: Any) -> Any:
         """Returns the mean loss, and how many labels are known and found."""
         loss, rest = cut(start.replace(params=params), graphs, rngs)
         _, logits, labels, mask = rest
@@ -80,7 +81,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         known = mask.sum()
         return loss, (jnp.where(mask, right, 0).sum() / known, known)
 
-    def original(params):
+    def original(params: Any) -> History:
         state, history = start.replace(params=params), History([], [])
         for each in whole:
             state, metrics = train.train_step(state, each, rngs)
@@ -90,20 +91,20 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         return history
 
     @jax.jit
-    def gradient(params, graphs):
+    def gradient(params: Any, graphs: Any) -> Any:
         out = jax.value_and_grad(losses, has_aux=True)(params, graphs)
         (loss, (accuracy, _)), gradients = out
         return (loss, {"accuracy": accuracy}), gradients
 
-    def delayed(params):
+    def delayed(params: Any) -> History:
         return _loops.delayed(gradient, tx, params, lambda i, _: whole[i], steps)
 
-    def loss_fn(params, batch):
+    def loss_fn(params: Any, batch: Any) -> Any:
         graphs = jax.tree.map(lambda x: x[0], batch)
         loss, (accuracy, known) = losses(params, graphs)
         return loss, pj.Aux(metrics={"accuracy": accuracy}, weight=known)
 
-    def converted(params, width):
+    def converted(params: Any, width: int) -> History:
         step = _loops.train_step(loss_fn, tx, width)
         state = step.init(params, batch=rows[0])
         return _loops.converted(step, state, lambda i, _: (rows[i], None), steps)
@@ -119,7 +120,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     )
 
 
-def _graph(rng, labels):
+def _graph(rng: np.random.Generator, labels: int) -> Any:
     """Returns a molecule with random features, of which some labels are unknown."""
     nodes, edges = rng.integers(3, 7), rng.integers(4, 9)
     found = rng.integers(0, 2, (1, labels)).astype(np.float32)
@@ -135,7 +136,7 @@ def _graph(rng, labels):
     )
 
 
-def _padded(graphs):
+def _padded(graphs: Any) -> Any:
     """Returns one container of a size that depends on the number of graphs alone."""
     count = len(graphs)
     return jraph.pad_with_graphs(

@@ -36,7 +36,7 @@ def load(
       The modules. They are not left in `sys.modules`.
     """
     if not hasattr(jax, "tree_map"):  # as it was when the programs were written
-        jax.tree_map = jax.tree.map
+        setattr(jax, "tree_map", jax.tree.map)  # noqa: B010  types do not know it
     with _first_in_path(folders), _stubbed(stubs):
         found = [importlib.import_module(name) for name in names]
         for name, module in list(sys.modules.items()):

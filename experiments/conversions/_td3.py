@@ -2,6 +2,7 @@
 
 import pathlib
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,29 +83,29 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     }
     tx, unused = optax.adam(args.learning_rate), keys[0]
 
-    def state_of(name, params, target=None):
+    def state_of(name: Any, params: Any, target: Any = None) -> Any:
         model = actor if name == "actor" else qf
         return td3.TrainState.create(
             apply_fn=model.apply, params=params, target_params=target, tx=tx
         )
 
-    def critic_losses(critics, targets, batch):
+    def critic_losses(critics: Any, targets: Any, batch: Any) -> Any:
         """Returns both losses, each with its mean value, by the program's function."""
         states = [state_of(x, targets[x], targets[x]) for x in ("actor", "qf1", "qf2")]
         mse_loss = critic_cut(*states, *batch, unused)
         return {name: mse_loss(critics[name]) for name in ("qf1", "qf2")}
 
-    def actor_loss(params, critic, batch):
+    def actor_loss(params: Any, critic: Any, batch: Any) -> Any:
         return actor_cut(None, state_of("qf1", critic), None, batch[0])(params)
 
-    def followed(targets, params):
+    def followed(targets: Any, params: Any) -> Any:
         return jax.tree.map(
             lambda new, old: optax.incremental_update(new, old, args.tau),
             params,
             targets,
         )
 
-    def original(params):
+    def original(params: Any) -> History:
         states = {x: state_of(x, params[x], begin[x]) for x in params}
         history = History([], [])
         for i, batch in enumerate(batches):
@@ -126,7 +127,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     )
     actor_gradient = jax.jit(jax.grad(actor_loss))
 
-    def delayed(params):
+    def delayed(params: Any) -> History:
         targets, history = begin, History([], [])
         critics = _Late(tx, {"qf1": params["qf1"], "qf2": params["qf2"]})
         policy = _Late(tx, params["actor"])
@@ -144,16 +145,16 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         history.params.append({"actor": policy.params, **critics.params})
         return history
 
-    def critic_loss_fn(params, batch, *, shared):
+    def critic_loss_fn(params: Any, batch: Any, *, shared: Any) -> Any:
         found = critic_losses(params, shared, batch)
         (loss1, value1), (loss2, value2) = found.values()
         metrics = ((loss1, loss2), (value1, value2))
         return loss1 + loss2, pj.Aux(metrics=metrics)
 
-    def actor_loss_fn(params, batch, *, shared):
+    def actor_loss_fn(params: Any, batch: Any, *, shared: Any) -> Any:
         return actor_loss(params, shared, batch)
 
-    def converted(params, width):
+    def converted(params: Any, width: int) -> History:
         critics = _loops.train_step(critic_loss_fn, tx, width)
         policy = _loops.train_step(actor_loss_fn, tx, width)
         targets, history, infos = begin, [], []
@@ -187,7 +188,7 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     )
 
 
-def _batch(rng):
+def _batch(rng: np.random.Generator) -> Any:
     """Returns random observations, actions, next observations, rewards and ends."""
     normal = rng.normal(size=(4, 32, 5)).astype(np.float32)
     actions = rng.uniform(-1, 1, (32, 2)).astype(np.float32)
@@ -198,11 +199,11 @@ def _batch(rng):
 class _Late:
     """Parameters that get each of their gradients one step late."""
 
-    def __init__(self, tx, params):
+    def __init__(self, tx: Any, params: Any) -> None:
         self.params, self.opt_state, self.waiting = params, tx.init(params), None
         self.update = jax.jit(tx.update)
 
-    def add(self, gradients):
+    def add(self, gradients: Any) -> None:
         if self.waiting is not None:
             updates, self.opt_state = self.update(self.waiting, self.opt_state)
             self.params = optax.apply_updates(self.params, updates)

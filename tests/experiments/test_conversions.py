@@ -134,7 +134,7 @@ def test_modules_of_a_program_are_not_left_behind(folder):
     assert sys.path == path
 
 
-def test_function_inside_another_is_compiled_by_itself(folder):
+def test_function_inside_another_is_compiled_alone(folder):
     source = (folder / "train.py").read_text()
     names = vars(loaded(folder))
     whole = _sources.function(source, "train_step", names)

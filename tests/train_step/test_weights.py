@@ -276,7 +276,7 @@ def test_prediction_with_a_collective_works_for_zero_weight(width):
 
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("empty", [(), (1,)])
-def test_sums_divided_by_the_weight_are_those_of_the_whole_batch(devices, empty):
+def test_sums_divided_by_the_weight_are_sums_of_the_whole_batch(devices, empty):
     def loss_of_sums(params, batch):
         loss, aux = loss_fn(params, batch)
         sums = {"total": (batch["w"] * batch["x"][:, 0]).sum(), "count": aux.weight}
