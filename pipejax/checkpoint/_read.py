@@ -143,10 +143,10 @@ def _shapes(
     """Returns shape, dtype and sharding of each array to restore, by name."""
     written = functools.partial(jax.tree.map, encoded)
     target = target._replace(calls=None)
-    shapes, shards = jax.eval_shape(written, target), target.shards
+    shapes = jax.eval_shape(written, target)
     data = axes(train.axis_name) if own else ()
     # Without axes, every device receives the parts of all, for `reshard` to share out.
-    in_flight = in_flight_shardings(target.in_flight, shards, train.config, data)
+    in_flight = in_flight_shardings(target.in_flight, train.config, data)
     if states := target.in_flight.codec_states:
         placed_states = codec_states(
             train.phases, train.executor.reduction_mesh, target, abstract=True

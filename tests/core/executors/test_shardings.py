@@ -33,7 +33,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
     state = train.abstract_state(params)
     specs = state_shardings(common_of(state), mesh, "host")
     in_flight = in_flight_shardings(
-        state.in_flight, state.shards, train.config, ("host",)
+        state.in_flight, train.config, ("host",)
     )
     for found in (specs, in_flight):
         assert all(x.mesh == mesh for x in jax.tree.leaves(found))

@@ -227,17 +227,17 @@ class TestWhatIsSent:
                 sent.append(train.transfers(state, batch))
         assert sent[:2] == sent[2:]
 
-    def test_init_without_a_batch_warns_and_keeps_the_values(self):
-        train, shares = make(width=2), data(2)
-        table = np.float32([1, 2, 3])
-        state = begin(train, table, batch=None)
-        message = (
-            r"`loss_fn` returns `model_state\['table'\]` unchanged: 12 bytes, which are"
-            r" sent in every step .* Call `train.init\(params, ..., batch=batch\)`"
-        )
-        with pytest.warns(UserWarning, match=message):
-            found = states(train, shares, state)
-        assert_close(found[-1], by_hand(shares, 2)[-1] | {"table": table})
+    def test_init_without_a_batch_is_refused_where_a_leaf_would_travel(self):
+        train = make(width=2)
+        state = begin(train, np.float32([1, 2, 3]), batch=None)
+        with refused(
+            r"`batch` must be given to `train.init` where `loss_fn` returns model state"
+            r" unchanged, .* got a state with room for changes of"
+            r" `model_state\['table'\]`\. Call `train.init\(params, ..., batch=batch\)`"
+        ):
+            train.step(state, data(2)[0].reshape(-1, SIZE))
+        train = make(width=1)
+        train.step(begin(train, batch=None), data(2)[0].reshape(-1, SIZE))
 
     def test_state_of_a_loss_with_fewer_changes_is_refused(self):
         def still(params, batch, *, model_state):
