@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax._core.step._update import moved, unmoved, select, updated
+from pipejax._core.step._update import moved, select, unmoved, updated
 
 from ...helpers import assert_bits_equal, batches, init_params, loss_fn
 from ...reference import mean, split
