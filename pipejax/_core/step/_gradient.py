@@ -91,10 +91,11 @@ def local_message(
         gradients, passengers = combined(total, each)
         returned = dataclasses.replace(returned, model_state=after)
     args = returned.model_state, model_state, returned.unchanged
+    gradients = travelling(gradients, settings.reduce_dtype)
     changes = travelling(changes_of(*args), settings.reduce_dtype)
     message = with_constraints(
         Message(
-            gradients=travelling(gradients, settings.reduce_dtype),
+            gradients=gradients,
             changes=changes,
             passengers=passengers,
             shards=_shards_of(shards, (params, trained), (model_state, changes)),
