@@ -85,7 +85,7 @@ def reads(function: Callable[..., Any], *args: Any) -> Reads:
       Reads(any=(True, True, False), jumps=(False, True, False))
     """
     found, structure = _joined_sets(sources(function, *args)), jax.tree.structure(args)
-    count = range(structure.num_leaves)
+    count = range(len(jax.tree.leaves(args)))
     return Reads(
         jax.tree.unflatten(structure, [i in found for i in count]),
         jax.tree.unflatten(structure, [_jump(i) in found for i in count]),

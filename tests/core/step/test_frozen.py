@@ -95,7 +95,7 @@ CASES = [
     ("width", "settings"),
     [pytest.param(*case, marks=FULL if i > 4 else ()) for i, case in enumerate(CASES)],
 )
-def test_adapter_trains_as_if_it_were_alone(width, settings):
+def test_adapter_trains_like_an_adapter_alone(width, settings):
     """The same bits, of the same bytes, with the same arrays in flight."""
     adam = optax.adam(0.01)
     found = []
@@ -153,7 +153,7 @@ def test_frozen_gradients_are_not_computed():
     assert found[0] == found[1]
 
 
-def test_frozen_gradients_that_are_not_finite_skip_nothing():
+def test_nan_in_a_frozen_gradient_skips_nothing():
     def broken(params, batch):
         return loss(params, batch) + jnp.sqrt(0 * params["base"]["w"]).sum()
 
@@ -202,7 +202,7 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_gradients_that_an_optimizer_reads_are_kept(name, caplog):
+def test_gradients_read_by_an_optimizer_are_kept(name, caplog):
     tx, reads = READS[name]
     with caplog.at_level(logging.WARNING, logger="pipejax"):
         found = without_frozen(tx, PARAMS)
@@ -218,7 +218,7 @@ def test_gradients_that_an_optimizer_reads_are_kept(name, caplog):
         assert not said
 
 
-def test_frozen_parameter_that_decays_moves_without_its_gradient():
+def test_decay_moves_a_frozen_parameter():
     tx, _ = READS["decay"]
     train = make(loss, tx, width=2)
     state, _ = train.drain(run(train, train.init(PARAMS)))
@@ -230,7 +230,7 @@ def test_frozen_parameter_that_decays_moves_without_its_gradient():
     )
 
 
-def test_state_of_an_optimizer_that_reads_other_gradients_is_refused():
+def test_state_of_another_optimizer_is_refused():
     frozen, trained = make(loss, partition(SGD)), make(loss, partition_of_all())
     state = frozen.init(PARAMS)
     message = r"this `tx` and .*: `gradients\['base'\]\['b'\]` .*; got nothing"

@@ -245,11 +245,12 @@ class TestWhatIsSent:
             ("host", 2, {"donate": True}),
         ):
             train = make(frozen, width=width, executor=executor, **settings)
-            state = train.init(
-                {"w": jnp.ones(SIZE)},
-                model_state=model_state | {"seen": np.int32(0)},
-                batch=ONES,
-            )
+            params, given = {"w": jnp.ones(SIZE)}, model_state | {"seen": np.int32(0)}
+            if settings.get("grouped"):
+                split = NamedSharding(train.mesh, P("fsdp"))
+                params = jax.device_put(params, split)
+                given |= {"base": jax.device_put(given["base"], split)}
+            state = train.init(params, model_state=given, batch=ONES)
             memory = train.lower(state, ONES).compile().memory_analysis()
             # Results that lie where arguments lay are no copies.
             copied = memory.output_size_in_bytes - memory.alias_size_in_bytes
