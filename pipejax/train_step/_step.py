@@ -123,9 +123,8 @@ class TrainStep:
           opt_state: State of the optimizer to continue from. `None` makes a new one.
           batch: One batch, as arrays or `jax.ShapeDtypeStruct`s. It shows what travels
             with the gradients if `width` is above 1. It is needed if `loss_fn` returns
-            metrics or a weight, or if the model state is not finite. Without it, leaves
-            of the model state that `loss_fn` returns unchanged travel too, as zeros,
-            with a warning.
+            metrics or a weight, if it returns floating or complex leaves of the model
+            state unchanged, or if the model state is not finite.
           shared: As for `step`, as arrays or shapes, if `loss_fn` takes it and `batch`
             is given.
 
@@ -336,8 +335,9 @@ class TrainStep:
           ValueError: If the state has another width or mesh.
         """
         self._check(state)
-        dtype, devices = self.settings.reduce_dtype, self.config.devices
-        check_pending(state, state.in_flight, dtype, devices)
+        args = state.trainable.whole_params, state.model_state, state.shards
+        wanted = self.config.empty_message(*args)
+        check_pending(wanted, state.in_flight, self.config.devices)
         phase = self._phase(state.calls)
         if self.phases[phase].width != self.width:  # nothing is in flight
             phase = -1

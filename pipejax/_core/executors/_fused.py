@@ -36,9 +36,11 @@ from pipejax._core.step import (
     PipelineState,
     StepInfo,
     common_of,
+    completed,
     inputs_over,
     state_of,
 )
+from pipejax._internal.structures import no_leaf
 
 from ._config import StepConfig
 from ._interleave import interleave
@@ -68,6 +70,7 @@ class Fused:
         program = self._programs[_is_traced(state)]
         common, entering, info = program(common_of(state), leaving, staying, inputs)
         self._hand_on(state, info)
+        common = completed(common, common_of(state))
         in_flight = entering._replace(pending=(*staying, *entering.pending))
         return state_of(common, in_flight, state.calls), info
 
@@ -76,6 +79,7 @@ class Fused:
         self._wait_turn(state)
         common, in_flight, infos = self._drain(common_of(state), state.in_flight)
         self._hand_on(state, infos)
+        common = completed(common, common_of(state))
         return state_of(common, in_flight, state.calls), infos
 
     def lower(self, state: PipelineState, inputs: Inputs) -> jax.stages.Lowered:
@@ -163,6 +167,7 @@ class Fused:
         state, info = step.apply(state, computed, reduced)
         spread = deviation(in_flight, reduced, config.axis_name)
         queue = shift(in_flight, fresh, after, spread)
+        state = config.result(state, computed, reduced.sum.changes)
         # Messages that stay in the queue are not results, which would be copies.
         return state, queue._replace(pending=queue.pending[-1:]), info
 
@@ -171,6 +176,7 @@ class Fused:
     ) -> tuple[Common, InFlight, tuple[StepInfo, ...]]:
         """Runs one device's part of a drain."""
         step, states, infos = self.config.step, in_flight.codec_states, []
+        changes = no_leaf(state.model_state)
         for age, message in enumerate(in_flight.pending):
             valid = valid_in_drain(in_flight, age)
             exchange = step.exchange(
@@ -179,6 +185,8 @@ class Fused:
             reduced, states = exchange.run(states)
             state, info = step.apply(state, None, reduced)
             infos.append(info)
+            changes = message.changes
+        state = self.config.result(state, None, changes)
         return state, emptied(in_flight, states), tuple(infos)
 
     def _wait_turn(self, state: PipelineState) -> None:

@@ -55,6 +55,7 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
         state: Common, computed: Computed | None, reduced: Reduced, due: InFlight
     ) -> tuple[Common, InFlight, StepInfo]:
         state, info = config.step.apply(state, computed, reduced)
+        state = config.result(state, computed, reduced.sum.changes)
         filled = entered(due.filled, config.width - 1)
         queue = InFlight((), filled, {}, deviation(due, reduced, axis))
         return state, queue, info

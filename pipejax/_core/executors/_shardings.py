@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import InFlight, Message
 from pipejax._core.step import Common, inner_state_specs, state_data_specs
 from pipejax._internal.mesh import AxisName
-from pipejax._internal.shards import Shards, combined_spec, of_all_groups
+from pipejax._internal.shards import combined_spec, of_all_groups
 from pipejax._internal.types import Leaf, Tree
 
 from ._config import StepConfig
@@ -30,7 +30,7 @@ def state_shardings(state: Common, mesh: Mesh, axis_name: AxisName) -> Common:
 
 
 def in_flight_shardings(
-    in_flight: InFlight, shards: Shards, config: StepConfig, data: tuple[str, ...]
+    in_flight: InFlight, config: StepConfig, data: tuple[str, ...]
 ) -> InFlight:
     """Returns the sharding of every array in flight, without those of codec states.
 
@@ -50,16 +50,18 @@ def in_flight_shardings(
 
     def of_message(message: Message) -> Message:
         return message._replace(
-            gradients=lying(message.gradients, shards.params),
+            gradients=lying(message.gradients, message.shards.params),
             changes=lying(message.changes, message.shards.changes),
             passengers=lying(message.passengers, ()),
         )
 
+    pending = in_flight.pending
+    gradients = pending[0].shards.params if pending else ()
     return in_flight._replace(
-        pending=tuple(map(of_message, in_flight.pending)),
+        pending=tuple(map(of_message, pending)),
         filled=lying(in_flight.filled, ()),
         codec_states={},
-        deviation=lying(in_flight.deviation, shards.params),
+        deviation=lying(in_flight.deviation, gradients),
     )
 
 

@@ -24,6 +24,7 @@ from ._state import Common as Common
 from ._state import PipelineState as PipelineState
 from ._state import Trainable as Trainable
 from ._state import common_of as common_of
+from ._state import completed as completed
 from ._state import data_specs as data_specs
 from ._state import inner_state_specs as inner_state_specs
 from ._state import state_data_specs as state_data_specs
@@ -33,4 +34,5 @@ from ._step import Computed as Computed
 from ._step import Rule as Rule
 from ._step import Settings as Settings
 from ._step import Step as Step
+from ._update import moving as moving
 from ._zero1 import zero1_step as zero1_step
