@@ -82,8 +82,10 @@ def make_train_step(
         `loss_fn(params, batch, *, model_state, rng) -> (scalar, pj.Aux(...))`. It takes
         the keywords that `init` was given, and sets the fields of `Aux` that it needs.
       tx: An Optax transformation. It sees the mean gradient, so that clipping by global
-        norm inside `tx` clips by the norm of the mean gradient. `init` raises an error
-        for the few optimizers that cannot be delayed or averaged.
+        norm inside `tx` clips by the norm of the mean gradient. Gradients that it does
+        not read, as with `optax.set_to_zero` in `optax.partition`, are neither computed
+        nor sent. `init` raises an error for the few optimizers that cannot be delayed
+        or averaged.
       mesh: Devices, such as `pj.data_mesh()`. Axes beside `axis_name` must be of type
         Auto.
       width: Pipeline width K, at least 1.
