@@ -9,8 +9,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
-from pipejax._core.step import PipelineState, averaged, full_form
+from pipejax._core.step import PipelineState, averaged, typed_loss
 from pipejax._internal.types import Leaf, ModelState, Tree
+
+from ._feed import laid_out
 
 
 def check_model_state(config: StepConfig, state: PipelineState, batch: Tree) -> None:
@@ -61,9 +63,9 @@ def _non_finite(model_state: ModelState) -> list[bool]:
 def _unchanged(
     config: StepConfig, state: PipelineState, batch: Tree
 ) -> tuple[bool, ...]:
-    settings = config.step.settings
-    loss_fn = full_form(settings.loss_fn, settings.compute_dtype)
+    batch = laid_out(batch, config)
+    loss_fn = typed_loss(config.step.settings, state.shards, batch.specs)
     specs = P(), P(config.axis_name), P(), P()
     local = config.on_mesh(lambda *args: loss_fn(*args)[1], specs, P())
-    args = state.params, batch, state.model_state, state.rng
+    args = state.params, batch.arrays, state.model_state, state.rng
     return jax.eval_shape(local, *args).unchanged

@@ -103,9 +103,7 @@ class Fused:
         per_device = P(self.config.axis_name)
         program = functools.partial(
             jax.jit,
-            self.config.on_state(
-                self._local_step, (per_device,) * 3, (per_device, P())
-            ),
+            self.config.on_state(self._local_step, (per_device,) * 3),
             in_shardings=(None, None, None, self.config.batches),
             donate_argnums=self._donated,
         )
@@ -118,9 +116,7 @@ class Fused:
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
         per_device = P(self.config.axis_name)
-        program = self.config.on_state(
-            self._local_drain, (per_device,), (per_device, P())
-        )
+        program = self.config.on_state(self._local_drain, (per_device,))
         return jax.jit(program, donate_argnums=self._donated)
 
     @property

@@ -44,6 +44,7 @@ def scan_operation(
     along = _stacked(outer, params["jaxpr"].jaxpr.invars)
     carried = len(results) - _stacked(results, params["jaxpr"].jaxpr.outvars)
     fixed = len(outer) - carried - along
+    mesh = equation.ctx.cur_abstract_mesh  # whose axis types the operands have
 
     def part(start: int, stop: int, reads: Any, writes: Any) -> TracedOperation:
         """Returns the operation of the iterations from `start` to `stop`.
@@ -52,6 +53,7 @@ def scan_operation(
         before, and puts its own beside them.
         """
 
+        @jax.sharding.use_abstract_mesh(mesh)
         def run(*values: Any) -> Sequence[Any]:
             consts, state, xs, done = _split(values, fixed, carried, along)
 

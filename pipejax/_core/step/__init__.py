@@ -13,7 +13,6 @@ from ._gradient import empty_message as empty_message
 from ._info import StepInfo as StepInfo
 from ._info import mean_info as mean_info
 from ._loss import Loss as Loss
-from ._loss import full_form as full_form
 from ._model_state import averaged as averaged
 from ._prediction import KindOf as KindOf
 from ._replicated import replicated_step as replicated_step
@@ -31,4 +30,5 @@ from ._step import Computed as Computed
 from ._step import Rule as Rule
 from ._step import Settings as Settings
 from ._step import Step as Step
+from ._typed_loss import typed_loss as typed_loss
 from ._zero1 import zero1_step as zero1_step

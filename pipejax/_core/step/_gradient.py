@@ -34,9 +34,9 @@ from pipejax._internal.types import Keys, ModelState
 
 from ._batch import Batch
 from ._contribution import combined, contribution
-from ._loss import full_form
 from ._model_state import changes_of, every_change, warn_of_zeros, with_changes
 from ._step import Settings
+from ._typed_loss import typed_loss
 
 
 def local_message(
@@ -54,7 +54,7 @@ def local_message(
     of model state for which the queue has room, or is `None` without a queue. The model
     state that is returned is that of this device alone.
     """
-    full = full_form(settings.loss_fn, settings.compute_dtype)
+    full = typed_loss(settings, shards, batch.specs)
     of_batch = functools.partial(
         contribution, full, params, axis_name=settings.axis_name, specs=shards.params
     )

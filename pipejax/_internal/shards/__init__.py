@@ -10,6 +10,7 @@ shapes that they have in a group. The partition specs of this package name inner
 only.
 """
 
+from ._in_group import as_auto as as_auto
 from ._in_group import as_on_shards as as_on_shards
 from ._in_group import constrained as constrained
 from ._in_group import group_axes as group_axes

@@ -31,6 +31,26 @@ def constrained(tree: Any, specs: Any) -> Any:
     return as_numbers(split, tree)
 
 
+def as_auto(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Returns `function(tree)`, where the function gets arrays over Auto axes.
+
+    Arrays over Explicit axes get their types back.
+    """
+    types = jax.tree.map(lambda x: jax.typeof(x).sharding, tree)
+    typed = [any(x.mesh.explicit_axes) for x in jax.tree.leaves(types)]
+    if not any(typed):
+        return function(tree)
+
+    def untyped(x: jax.Array) -> jax.Array:
+        return jax.sharding.reshard(x, P())
+
+    def back(x: jax.Array, own: Any) -> jax.Array:
+        with jax.sharding.use_abstract_mesh(own.mesh):
+            return jax.sharding.reshard(x, own.spec)
+
+    return jax.tree.map(back, function(jax.tree.map(untyped, tree)), types)
+
+
 def group_axes() -> tuple[AbstractMesh, tuple[str, ...]]:
     """Returns the mesh of the surrounding program, and the names of its inner axes."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -1,0 +1,42 @@
+"""Runs the loss function on the axis types of the user's mesh.
+
+All axes have type Auto in the program of a step. `jax.make_mesh` makes axes of type
+Explicit, over which the type of an array says how it is split. A model that is written
+for such a mesh reads these types, and says how its activations are split:
+`jnp.einsum(..., out_sharding=P("fsdp"))`.
+"""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from pipejax._internal.shards import Shards, over
+from pipejax._internal.types import Keys, ModelState, Tree
+
+from ._loss import Loss, full_form
+from ._step import Settings
+
+
+def typed_loss(settings: Settings, shards: Shards, batch_specs: tuple[P, ...]) -> Loss:
+    """Returns the loss function in its full form, over axes of the mesh's types.
+
+    Its arguments and results have axes of type Auto. Specs that are not known are those
+    of arrays that are not split.
+    """
+    full, names = full_form(settings.loss_fn, settings.compute_dtype), settings.explicit
+    if not names:
+        return full
+
+    def typed(params: Tree, batch: Tree, model_state: ModelState, rng: Keys) -> Any:
+        given = params, batch, model_state, rng
+        specs = shards.params, batch_specs, shards.model_state, ()
+        types = tuple(map(types_of, given, specs))
+        return jax.sharding.explicit_axes(full, axes=names, in_sharding=types)(*given)
+
+    def types_of(tree: Tree, specs: tuple[P, ...]) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        types = [over(spec, names) for spec in specs] or [P()] * len(leaves)
+        return jax.tree.unflatten(structure, types)
+
+    return typed
