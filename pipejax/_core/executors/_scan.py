@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
@@ -53,8 +54,11 @@ def scan_operation(
         before, and puts its own beside them.
         """
 
-        @jax.sharding.use_abstract_mesh(mesh)
         def run(*values: Any) -> Sequence[Any]:
+            with jax.sharding.use_abstract_mesh(mesh):
+                return iterations(*values)
+
+        def iterations(*values: Any) -> Sequence[Any]:
             consts, state, xs, done = _split(values, fixed, carried, along)
 
             def one(state: Any, x: Any) -> Any:

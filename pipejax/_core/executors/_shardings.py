@@ -46,8 +46,7 @@ def in_flight_shardings(
         specs = specs or (P(),) * len(leaves)
         pairs = zip(leaves, specs, strict=bool(leaves))
         shardings = [
-            _sharding(leaf, of_all_groups(spec, data), mesh)
-            for leaf, spec in pairs
+            _sharding(leaf, of_all_groups(spec, data), mesh) for leaf, spec in pairs
         ]
         return jax.tree.unflatten(structure, shardings)
 

@@ -9,9 +9,10 @@ for such a mesh reads these types, and says how its activations are split:
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from pipejax._internal.shards import Shards, over
+from pipejax._internal.shards import Shards, group_axes, over
 from pipejax._internal.types import Keys, ModelState, Tree
 
 from ._loss import Loss, full_form
@@ -32,7 +33,24 @@ def typed_loss(settings: Settings, shards: Shards, batch_specs: tuple[P, ...]) -
         given = params, batch, model_state, rng
         specs = shards.params, batch_specs, shards.model_state, ()
         types = tuple(map(types_of, given, specs))
-        return jax.sharding.explicit_axes(full, axes=names, in_sharding=types)(*given)
+
+        def on(mesh: AbstractMesh) -> Any:
+            with jax.sharding.use_abstract_mesh(mesh):
+                return full(*jax.sharding.reshard(given, types))
+
+        mesh, _ = group_axes()
+        explicit = dict.fromkeys(names, AxisType.Explicit)
+        try:
+            found = on(mesh.update_axis_types(explicit))
+        except NotImplementedError as error:
+            # `jax.sharding.auto_axes` takes all axes, as in `flax.nnx.Embed`, and none
+            # may be Manual, as those of the data are. No array here is split over them,
+            # so that type Explicit says the same.
+            if "Going from `Manual`" not in str(error):
+                raise
+            manual = dict.fromkeys(mesh.manual_axes, AxisType.Explicit)
+            found = on(mesh.update_axis_types(explicit | manual))
+        return jax.sharding.reshard(found, P())
 
     def types_of(tree: Tree, specs: tuple[P, ...]) -> Any:
         leaves, structure = jax.tree.flatten(tree)
