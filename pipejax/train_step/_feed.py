@@ -105,10 +105,9 @@ def laid_out(batch: Tree, config: StepConfig) -> Batch:
     data, own = config.data, axes(config.axis_name)
     inner = inner_axes(config.mesh, config.axis_name)
     arrays = jax.tree.map(functools.partial(_laid_out, data, own, bool(inner)), batch)
-    specs = tuple(map(_spec, jax.tree.leaves(arrays))) if inner else ()
-    if None in specs:
-        return Batch(arrays)
-    return Batch(arrays, tuple(over(spec, inner) for spec in specs))
+    found = list(map(_spec, jax.tree.leaves(arrays))) if inner else []
+    specs = tuple(over(spec, inner) for spec in found if spec is not None)
+    return Batch(arrays, specs if len(specs) == len(found) else ())
 
 
 def _spec(leaf: Leaf) -> P | None:

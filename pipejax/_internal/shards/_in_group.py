@@ -37,18 +37,18 @@ def as_auto(function: Callable[[Any], Any], tree: Any) -> Any:
     Arrays over Explicit axes get their types back.
     """
     types = jax.tree.map(lambda x: jax.typeof(x).sharding, tree)
-    typed = [any(x.mesh.explicit_axes) for x in jax.tree.leaves(types)]
-    if not any(typed):
-        return function(tree)
 
-    def untyped(x: jax.Array) -> jax.Array:
-        return jax.sharding.reshard(x, P())
+    def untyped(x: jax.Array, own: Any) -> jax.Array:
+        return jax.sharding.reshard(x, P()) if own.mesh.explicit_axes else x
 
-    def back(x: jax.Array, own: Any) -> jax.Array:
+    def typed(x: jax.Array, own: Any) -> jax.Array:
+        if not own.mesh.explicit_axes:
+            return x
         with jax.sharding.use_abstract_mesh(own.mesh):
             return jax.sharding.reshard(x, own.spec)
 
-    return jax.tree.map(back, function(jax.tree.map(untyped, tree)), types)
+    found = function(jax.tree.map(untyped, tree, types))
+    return jax.tree.map(typed, found, types)
 
 
 def group_axes() -> tuple[AbstractMesh, tuple[str, ...]]:

@@ -226,6 +226,37 @@ def test_checkpoints_are_restored_on_axes_of_other_types(tmp_path, kinds, name):
     assert_close(found, state)
 
 
+def test_layers_are_cut_between_stages():
+    """An exchange of several stages cuts a scan whose carry has an Explicit type."""
+    mesh = mesh_of("explicit")
+
+    def loss_fn(layers, batch):
+        def layer(x, w):
+            return jnp.tanh(jnp.dot(x, w, out_sharding=ROWS)), None
+
+        x, _ = jax.lax.scan(layer, jax.sharding.reshard(batch, ROWS), layers)
+        return jnp.mean(x**2)
+
+    def run(all_reduce):
+        train = pj.make_train_step(
+            loss_fn,
+            optax.sgd(1.0),
+            mesh=mesh,
+            axis_name="host",
+            executor="fused",
+            all_reduce=all_reduce,
+        )
+        layers = np.random.default_rng(0).normal(size=(6, 4, 4)).astype(np.float32)
+        placed = NamedSharding(mesh, P(None, "fsdp", "tp"))
+        state = train.init(jax.device_put(layers, placed))
+        for i in range(2):
+            batch = np.random.default_rng(i).normal(size=(8, 4)).astype(np.float32)
+            state, _ = train.step(state, train.batch(batch))
+        return train.drain(state)[0].params
+
+    assert_close(run(collectives.ring()), run(collectives.psum()))
+
+
 def test_lookup_over_all_axes_is_taken():
     """`jax.sharding.auto_axes` without axes, as in `flax.nnx.Embed`."""
     mesh = jax.make_mesh((2, 2), ("host", "fsdp"), devices=jax.devices()[:4])
