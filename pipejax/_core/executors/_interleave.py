@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from pipejax._internal.keys import as_numbers
-from pipejax._internal.shards import as_auto
+from pipejax._internal.shards import over_own_axes
 from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Stages
 
@@ -38,7 +38,7 @@ def interleave(
     """
     from ._segments import segments_of  # imports jax.extend, which is slow
 
-    barrier = functools.partial(as_auto, lax.optimization_barrier)
+    barrier = functools.partial(over_own_axes, lax.optimization_barrier)
     segments, result = segments_of(compute, fractions(stages, early), *args)
     payload: Any = value, states
     values: list[Any] = []

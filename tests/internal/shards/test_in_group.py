@@ -7,7 +7,12 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax._internal.mesh import on_mesh
-from pipejax._internal.shards import as_auto, constrained, group_axes, on_shards
+from pipejax._internal.shards import (
+    constrained,
+    group_axes,
+    on_shards,
+    over_own_axes,
+)
 
 
 def mesh():
@@ -30,22 +35,26 @@ def test_each_device_works_on_its_own_shard():
     assert program(np.zeros(8, np.int32)).tolist() == [0, 0, 10, 10] * 2
 
 
-def test_arrays_over_explicit_axes_get_their_types_back():
-    explicit = jax.make_mesh((2, 2), ("host", "fsdp"), devices=jax.devices()[:4])
-    placed = jax.device_put(np.ones(4), jax.NamedSharding(explicit, P("fsdp")))
+def test_arrays_over_other_axes_get_their_types_back():
     seen = []
 
-    def program(x, plain):
-        def local(x, plain):
-            seen.extend(map(str, (jax.typeof(x), jax.typeof(plain))))
-            return x, plain
+    def program(x):
+        group = jax.sharding.get_abstract_mesh()
+        explicit = group.update_axis_types({"fsdp": jax.sharding.AxisType.Explicit})
+        with jax.sharding.use_abstract_mesh(explicit):
+            typed = jax.sharding.reshard(x, P("fsdp"))
 
-        return as_auto(lambda pair: local(*pair), (x, plain))
+        def local(pair):
+            seen.extend(str(jax.typeof(leaf)) for leaf in pair)
+            return pair
 
-    with jax.set_mesh(explicit):
-        x, plain = jax.jit(program)(placed, 1.0)
-    assert seen == ["float32[4]", "float32[]"]
-    assert (jax.typeof(x), plain) == (jax.typeof(placed), 1.0)
+        found = over_own_axes(local, (typed, x))
+        seen.extend(str(jax.typeof(leaf)) for leaf in found)
+        return x
+
+    program = on_mesh(program, mesh(), P("host"), P("host"), "host")
+    jax.eval_shape(program, np.zeros(8, np.float32))
+    assert seen == ["float32[4]", "float32[4]", "float32[4@fsdp]", "float32[4]"]
 
 
 def test_constrained_leaves_arrays_unchanged_without_specs():
