@@ -24,12 +24,12 @@ def axes_of_data() -> tuple[str, ...]:
 @contextlib.contextmanager
 def rules_of_group() -> Iterator[None]:
     """Leaves the axes of the data out of the rules that the caller has set in Flax."""
-    linen: Any = sys.modules.get("flax.linen")
-    rules = linen.get_logical_axis_rules() if linen else ()
+    flax: Any = sys.modules.get("flax.core.spmd")  # of Linen and NNX
+    rules = flax.get_logical_axis_rules() if flax else ()
     if not rules:
         yield
         return
-    with linen.logical_axis_rules([(name, _inner(entry)) for name, entry in rules]):
+    with flax.logical_axis_rules([(name, _inner(entry)) for name, entry in rules]):
         yield
 
 
