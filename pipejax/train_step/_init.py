@@ -150,7 +150,8 @@ def _argument_shards(config: StepConfig, forms: Arguments, specs: Arguments) -> 
     if inner := inner_axes(config.mesh, config.axis_name):
         shards = Shards(specs.params, specs.model_state, inner=inner)
     if config.step.shards_optimizer:
-        data_axes = data_axes_of(forms.params, specs.params, config.devices)
+        mesh = config.mesh.shape
+        data_axes = data_axes_of(forms.params, specs.params, config.devices, mesh)
         shards = dataclasses.replace(shards, data_axes=data_axes)
     return shards
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Message
 from pipejax._core.message import codec_states as codec_states_of_device
 from pipejax._core.step import PipelineState
-from pipejax._internal.mesh import axes, inner_axes
+from pipejax._internal.mesh import auto_mesh, axes, inner_axes
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import CodecStates
 
@@ -50,9 +50,11 @@ def codec_states_of(
     every = (*axes(config.axis_name), *inner)
     own = P(every if len(every) > 1 else every[0])
 
+    mesh = auto_mesh(config.mesh)  # as in `in_flight_shardings`
+
     def placed(shape: Any) -> jax.ShapeDtypeStruct:
         # JAX replicates arrays without elements.
-        sharding = NamedSharding(config.mesh, own if shape.size else P())
+        sharding = NamedSharding(mesh, own if shape.size else P())
         return shape.update(sharding=sharding)
 
     shapes = jax.tree.map(placed, jax.eval_shape(program))

@@ -101,16 +101,20 @@ class StepConfig:
         """Returns `local` as a program that each device or group runs on its share."""
         return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
 
-    def on_state(self, local: Callable[..., Any], rest: Specs, results: Specs) -> Any:
+    def on_state(self, local: Callable[..., Any], rest: Specs) -> Any:
         """Returns `local` as a program of what is common and more arguments.
 
-        The first of its results is the next `Common`. `rest` and `results` are the
-        partition specs of the other arguments and results.
+        Its results are the next `Common`, the queue of each device, and infos. `rest`
+        are the partition specs of the other arguments.
         """
 
         def specs(state: Common, *_: Any) -> tuple[Any, Any]:
             own = state_data_specs(state, self.axis_name)
             # The next state may have no leaf in place of one that does not move.
-            return (own, *rest), (own._replace(model_state=P()), *results)
+            after = own._replace(model_state=P())
+            return (own, *rest), (after, P(self.axis_name), P())
 
-        return on_mesh_by(specs, local, self.mesh, self.axis_name)
+        def like(state: Common, *_: Any) -> tuple[Any, ...]:
+            return state, None, state.step
+
+        return on_mesh_by(specs, local, self.mesh, self.axis_name, like)

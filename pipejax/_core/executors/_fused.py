@@ -111,7 +111,6 @@ class Fused:
             self.config.on_state(
                 self._local_step,
                 (per_device, per_device, inputs_over(self.config.axis_name)),
-                (per_device, P()),
             ),
             in_shardings=(None, None, None, self.config.inputs),
             donate_argnums=self._donated,
@@ -125,9 +124,7 @@ class Fused:
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
         per_device = P(self.config.axis_name)
-        program = self.config.on_state(
-            self._local_drain, (per_device,), (per_device, P())
-        )
+        program = self.config.on_state(self._local_drain, (per_device,))
         return jax.jit(program, donate_argnums=self._donated)
 
     @property

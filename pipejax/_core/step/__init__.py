@@ -15,7 +15,6 @@ from ._inputs import Inputs as Inputs
 from ._inputs import InputSpecs as InputSpecs
 from ._inputs import inputs_over as inputs_over
 from ._loss import Loss as Loss
-from ._loss import full_form as full_form
 from ._model_state import averaged as averaged
 from ._prediction import KindOf as KindOf
 from ._replicated import replicated_step as replicated_step
@@ -34,5 +33,6 @@ from ._step import Computed as Computed
 from ._step import Rule as Rule
 from ._step import Settings as Settings
 from ._step import Step as Step
+from ._typed_loss import typed_loss as typed_loss
 from ._update import moving as moving
 from ._zero1 import zero1_step as zero1_step

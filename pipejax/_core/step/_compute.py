@@ -19,6 +19,7 @@ from ._inputs import Inputs
 from ._model_state import predicted_model_state
 from ._state import Common, Trainable
 from ._step import Computed, Settings
+from ._typed_loss import typed_loss
 
 Point = Callable[[Common, InFlight], optax.Params]
 """From a state and this device's messages in flight to the parameters at which this
@@ -51,7 +52,7 @@ def compute(
     rng, key = _split(state.rng, lax.axis_index(settings.axis_name))
     if shards:
         args = whole, state.model_state, key, inputs, shards
-        warn_of_unused_axes(settings.loss_fn, *args)
+        warn_of_unused_axes(typed_loss(settings, shards, inputs.specs), *args)
     params = point(state, in_flight)
     model_state = predicted_model_state(
         state.model_state, in_flight, shards, skip_nonfinite=settings.skip_nonfinite

@@ -37,9 +37,9 @@ from pipejax._internal.types import Keys, ModelState, Tree
 from ._contribution import combined, contribution
 from ._frozen import without_frozen
 from ._inputs import Inputs
-from ._loss import full_form
 from ._model_state import changes_of, counters_of, every_change
 from ._step import Settings
+from ._typed_loss import typed_loss
 
 
 def local_message(
@@ -57,7 +57,7 @@ def local_message(
     """
     split, count = inputs.specs, settings.microbatches
     full = functools.partial(
-        full_form(settings.loss_fn, settings.compute_dtype),
+        typed_loss(settings, shards, split),
         shared=constrained(inputs.shared, split.shared),
     )
     trained = without_frozen(settings.tx, params)

@@ -52,6 +52,7 @@ class Settings:
         CPUs. Accelerators select from both results, without waiting for the host.
       compute_dtype: dtype of the forward and the backward pass, or `None`.
       reduce_dtype: dtype in which gradients travel, or `None`.
+      explicit: The inner axes of type Explicit, which the loss function sees.
       skip_nonfinite: Whether updates that are not finite are skipped.
       slope_dtype: dtype in which devices gather slopes with a sharded optimizer. It has
         8 bits; tests use more.
@@ -61,6 +62,7 @@ class Settings:
     tx: optax.GradientTransformation
     axis_name: AxisName
     branches: bool = True
+    explicit: tuple[str, ...] = ()
     microbatches: int = 1
     compute_dtype: DTypeLike | None = None
     reduce_dtype: DTypeLike | None = None
