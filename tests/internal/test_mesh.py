@@ -122,7 +122,7 @@ def test_described_devices_are_not_attached():
     assert not is_attached(pj.data_mesh(devices=pj.overlap.topology("tpu:v5e:2x4")))
 
 
-def test_explicit_axes_are_those_inside_groups():
+def test_explicit_axes_inside_groups_are_found():
     types = (AxisType.Explicit, AxisType.Auto, AxisType.Explicit)
     names = "host", "fsdp", "tp"
     mesh = jax.make_mesh((2, 2, 2), names, axis_types=types)

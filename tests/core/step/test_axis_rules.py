@@ -55,7 +55,7 @@ def test_spec_with_the_axis_of_the_groups_is_refused(kind, constrain):
         trained(lambda x, mesh: constrain(x, BOTH), kind)
 
 
-def test_other_errors_of_specs_stay_as_they_are():
+def test_other_errors_of_specs_stay_unchanged():
     with pytest.raises(ValueError, match="You probably meant to use `reshard`"):
         trained(
             lambda x, mesh: jax.lax.with_sharding_constraint(x, P("fsdp")),
