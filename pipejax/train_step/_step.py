@@ -15,7 +15,6 @@ flight, and computes none.
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -415,7 +414,12 @@ class TrainStep:
         """
         self._check(state)
         self.join()  # Only one thread may launch collectives.
-        return self._gathered(state)
+        leaves, structure = jax.tree.flatten(state.params)
+        specs = state.shards.params or (P(),) * len(leaves)
+        places = [NamedSharding(self.mesh, spec) for spec in specs]
+        return jax.jit(_copies, out_shardings=jax.tree.unflatten(structure, places))(
+            state.params
+        )
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -472,18 +476,6 @@ class TrainStep:
         """Returns the mesh axis of the data, or a tuple of axes."""
         return self.config.axis_name
 
-    @functools.cached_property
-    def _gathered(self) -> Callable[[PipelineState], optax.Params]:
-        def copies(state: PipelineState) -> optax.Params:
-            leaves, structure = jax.tree.flatten(state.params)
-            specs = state.shards.params or (P(),) * len(leaves)
-            places = [NamedSharding(self.mesh, spec) for spec in specs]
-            pairs = zip(leaves, places, strict=True)
-            whole = [jax.lax.with_sharding_constraint(*pair) for pair in pairs]
-            return jax.tree.map(jnp.copy, jax.tree.unflatten(structure, whole))
-
-        return jax.jit(copies)
-
     def _inputs(self, batch: Tree, shared: Tree) -> Inputs:
         """Checks the inputs of a step, and lays them out on the mesh."""
         check_batch(batch, self.config.devices, self.settings.microbatches)
@@ -537,3 +529,7 @@ class TrainStep:
         fused = Fused(self._executors[phase].config, error.reason)
         self._executors[phase] = fused
         return fused
+
+
+def _copies(params: optax.Params) -> optax.Params:
+    return jax.tree.map(jnp.copy, params)
