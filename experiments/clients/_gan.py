@@ -25,9 +25,9 @@ TERMS = 2 * BATCH
 
 def gan(seed: int) -> Program:
     """Makes the program that trains both players with Adam, one after the other."""
-    keys = jax.random.split(jax.random.key(seed))
-    g, d = _mlp.init(keys[0], LATENT, 2), _mlp.init(keys[1], 2, 1)
-    batches = _batches(seed)
+    rng = np.random.default_rng(seed)
+    g, d = _mlp.init(rng, LATENT, 2), _mlp.init(rng, 2, 1)
+    batches = _batches(rng)
 
     def loop(generator: Trainer, discriminator: Trainer) -> None:
         for batch in batches:
@@ -68,9 +68,7 @@ def _player(loss: Any, params: Any, shared: Any, batches: list[Any]) -> Client:
     )
 
 
-def _batches(seed: int) -> list[Any]:
-    rng = np.random.default_rng(seed)
-
+def _batches(rng: np.random.Generator) -> list[Any]:
     def batch() -> dict[str, Any]:
         angles = rng.integers(8, size=BATCH) * np.pi / 4
         centres = np.stack([np.cos(angles), np.sin(angles)], axis=1)

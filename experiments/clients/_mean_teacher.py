@@ -23,11 +23,13 @@ DECAY, RAMP_UP, NOISE = 0.9, 4, 0.1
 # A gradient is a sum over labelled and unlabelled examples.
 TERMS = 2 * BATCH
 
+_average = jax.jit(optax.incremental_update)
+
 
 def mean_teacher(seed: int) -> Program:
     """Makes the program that trains the student with AdamW."""
-    params = _mlp.init(jax.random.key(seed), 2, CLASSES)
-    batches = _moons(seed)
+    rng = np.random.default_rng(seed)
+    params, batches = _mlp.init(rng, 2, CLASSES), _moons(rng)
 
     def loop(student: Trainer) -> None:
         teacher = student.params
@@ -35,13 +37,13 @@ def mean_teacher(seed: int) -> Program:
             consistency = min(1.0, step / RAMP_UP)
             shared = {"teacher": teacher, "consistency": consistency}
             student.step(batch, shared=shared)
-            teacher = optax.incremental_update(student.params, teacher, 1 - DECAY)
+            teacher = _average(student.params, teacher, 1 - DECAY)
 
     student = Client(
         loss=_loss,
         tx=optax.adamw(0.01),
         params=params,
-        rng=jax.random.key(seed + 1),
+        rng=jax.random.key(seed),
         shared={"teacher": params, "consistency": 0.0},
         batches=batches,
         terms=TERMS,
@@ -70,9 +72,8 @@ def _noisy(key: jax.Array, x: jax.Array) -> jax.Array:
     return x + NOISE * jax.random.normal(key, x.shape)
 
 
-def _moons(seed: int) -> list[Any]:
+def _moons(rng: np.random.Generator) -> list[Any]:
     """Returns batches of labelled and of unlabelled points on two half circles."""
-    rng = np.random.default_rng(seed)
 
     def points() -> tuple[np.ndarray, np.ndarray]:
         labels = rng.integers(CLASSES, size=BATCH)

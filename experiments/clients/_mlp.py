@@ -1,33 +1,28 @@
 """The network of the programs whose train steps share inputs."""
 
+import itertools
 from typing import Any
 
 import jax
-from flax import linen as nn
+import jax.numpy as jnp
+import numpy as np
 
 HIDDEN = 16
 
 
-class MLP(nn.Module):
-    """Two hidden layers with smooth activations."""
+def init(rng: np.random.Generator, inputs: int, outputs: int) -> Any:
+    """Returns the layers of a network with two hidden layers."""
+    sizes = [inputs, HIDDEN, HIDDEN, outputs]
 
-    outputs: int
+    def layer(n: int, m: int) -> dict[str, np.ndarray]:
+        kernel = rng.normal(size=(n, m)) / np.sqrt(n)
+        return {"kernel": kernel.astype(np.float32), "bias": np.zeros(m, np.float32)}
 
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns the outputs [..., outputs] of inputs [..., inputs]."""
-        for _ in range(2):
-            x = nn.tanh(nn.Dense(HIDDEN)(x))
-        return nn.Dense(self.outputs)(x)
+    return [layer(n, m) for n, m in itertools.pairwise(sizes)]
 
 
-def init(key: jax.Array, inputs: int, outputs: int) -> Any:
-    """Returns the parameters of an MLP."""
-    return MLP(outputs).init(key, jax.numpy.zeros(inputs))
-
-
-def apply(params: Any, x: jax.Array) -> jax.Array:
-    """Returns the outputs of an MLP, whose size is that of its last layer."""
-    outputs = params["params"]["Dense_2"]["bias"].size
-    result: Any = MLP(outputs).apply(params, x)
-    return result
+def apply(layers: Any, x: jax.Array) -> jax.Array:
+    """Returns the outputs [B, outputs] of inputs [B, inputs]."""
+    for layer in layers[:-1]:
+        x = jnp.tanh(x @ layer["kernel"] + layer["bias"][None])
+    return x @ layers[-1]["kernel"] + layers[-1]["bias"][None]

@@ -27,10 +27,13 @@ VISCOSITY = 0.01 / np.pi
 # A weight of the network enters u, u_t, u_x and u_xx at every point.
 TERMS = 4 * BATCH
 
+_average = jax.jit(optax.incremental_update)
+
 
 def pinn(seed: int) -> Program:
     """Makes the program that trains the network with Adam."""
-    params, batches = _mlp.init(jax.random.key(seed), 2, 1), _points(seed)
+    rng = np.random.default_rng(seed)
+    params, batches = _mlp.init(rng, 2, 1), _points(rng)
     ones = {name: np.float32(1) for name in ("residual", "initial", "boundary")}
 
     def loop(network: Trainer) -> None:
@@ -38,7 +41,7 @@ def pinn(seed: int) -> Program:
         for step, batch in enumerate(batches):
             if step and step % EVERY == 0:
                 found = _balanced(network.params, batch)
-                weights = optax.incremental_update(found, weights, 1 - MOMENTUM)
+                weights = _average(found, weights, 1 - MOMENTUM)
             network.step(batch, shared=weights)
 
     def loss(params: Any, batch: Any, *, shared: Any) -> tuple[jax.Array, Extra]:
@@ -62,7 +65,7 @@ def _losses(params: Any, batch: Any) -> dict[str, jax.Array]:
     """Returns the terms of the loss: mean squares of what should be 0."""
 
     def u(t: Any, x: Any) -> jax.Array:
-        return _mlp.apply(params, jnp.stack([t, x]))[0]
+        return _mlp.apply(params, jnp.stack([t, x])[None])[0, 0]
 
     def residual(t: Any, x: Any) -> jax.Array:
         def slope(x: Any) -> jax.Array:
@@ -92,8 +95,7 @@ def _balanced(params: Any, batch: Any) -> dict[str, jax.Array]:
     return {name: mean / norm for name, norm in norms.items()}
 
 
-def _points(seed: int) -> list[Any]:
-    rng = np.random.default_rng(seed)
+def _points(rng: np.random.Generator) -> list[Any]:
 
     def batch() -> dict[str, Any]:
         t, x = rng.uniform(0, 1, size=BATCH), rng.uniform(-1, 1, size=BATCH)

@@ -22,16 +22,17 @@ from ._client import Client, Extra, Program, Trainer
 STEPS, BATCH = 8, 32
 DISCOUNT, POLYAK, POLICY_DELAY = 0.98, 0.05, 2
 NOISE, NOISE_CLIP = 0.2, 0.5
-# A gradient of the policy is a sum over examples, and over the hidden units of a critic.
-TERMS = BATCH + _mlp.HIDDEN
+# The longest sums are over the examples of a batch.
+TERMS = BATCH
+
+_average = jax.jit(optax.incremental_update)
 
 
 def td3(seed: int) -> Program:
     """Makes the program that trains two critics and a policy with Adam."""
-    keys = jax.random.split(jax.random.key(seed), 4)
-    critics = {"q1": _mlp.init(keys[0], 4, 1), "q2": _mlp.init(keys[1], 4, 1)}
-    policy = _mlp.init(keys[2], 3, 1)
-    batches = _replayed(seed)
+    rng = np.random.default_rng(seed)
+    critics = {"q1": _mlp.init(rng, 4, 1), "q2": _mlp.init(rng, 4, 1)}
+    policy, batches = _mlp.init(rng, 3, 1), _replayed(rng)
 
     def loop(critic: Trainer, actor: Trainer) -> None:
         targets = {"critics": critic.params, "policy": actor.params}
@@ -40,13 +41,13 @@ def td3(seed: int) -> Program:
             if step % POLICY_DELAY == POLICY_DELAY - 1:
                 actor.step(batch["observation"], shared=critic.params["q1"])
                 online = {"critics": critic.params, "policy": actor.params}
-                targets = optax.incremental_update(online, targets, POLYAK)
+                targets = _average(online, targets, POLYAK)
 
     critic = Client(
         loss=_critic_loss,
         tx=optax.adam(0.003),
         params=critics,
-        rng=keys[3],
+        rng=jax.random.key(seed),
         shared={"critics": critics, "policy": policy},
         batches=batches,
         terms=TERMS,
@@ -92,9 +93,8 @@ def _value(critic: Any, observations: jax.Array, actions: jax.Array) -> jax.Arra
     return _mlp.apply(critic, jnp.concatenate([observations, actions], axis=-1))
 
 
-def _replayed(seed: int) -> list[Any]:
+def _replayed(rng: np.random.Generator) -> list[Any]:
     """Returns batches from a replay buffer that random actions have filled."""
-    rng = np.random.default_rng(seed)
     buffer, state = [], np.array([np.pi, 0.0])
     for action in rng.uniform(-1, 1, size=500):
         after, reward = _pendulum(state, action)
