@@ -44,7 +44,7 @@ class Computed(NamedTuple):
     """
 
     mean: Message
-    own: Message | None
+    own: Any
 
 
 Compute = Callable[[Pieces, State, Sequence[Computed], Inputs], Computed]

@@ -56,7 +56,7 @@ def test_optimizers_train_like_a_loop_by_hand(name, way):
     all_ways(
         PROGRAMS,
         {
-            ([*PROGRAMS][0], "width 2 predicted"),
+            (next(iter(PROGRAMS)), "width 2 predicted"),
             *itertools.product(SHARED, ("width 1", "width 2 plain")),
         },
     ),
