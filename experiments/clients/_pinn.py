@@ -96,7 +96,6 @@ def _balanced(params: Any, batch: Any) -> dict[str, jax.Array]:
 
 
 def _points(rng: np.random.Generator) -> list[Any]:
-
     def batch() -> dict[str, Any]:
         t, x = rng.uniform(0, 1, size=BATCH), rng.uniform(-1, 1, size=BATCH)
         return {"t": t.astype(np.float32), "x": x.astype(np.float32)}

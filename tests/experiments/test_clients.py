@@ -92,7 +92,7 @@ def test_other_shared_inputs_compile_nothing_anew(name, caplog, monkeypatch):
             compiled.append((self, programs))
 
     monkeypatch.setattr(_ours, "Ours", Logged)
-    _ours.run(PROGRAMS[name](0), width=2)
+    _ours.run(PROGRAMS[name](0), **WAYS["width 2 plain"].settings)
     for trainer in {trainer for trainer, _ in compiled}:
         first, *later = [programs for each, programs in compiled if each is trainer]
         assert first
