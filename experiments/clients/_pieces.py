@@ -32,10 +32,12 @@ class Inputs(NamedTuple):
 
     Attributes:
       batch: The global batch.
+      shared: The input that all devices share, or `None` if the client has none.
       rng: The key of the step, or `None` if the client has none.
     """
 
     batch: Any
+    shared: Any
     rng: Any
 
 
@@ -104,8 +106,8 @@ def _own(loss: Loss, microbatches: int) -> Callable[..., Any]:
     Each device takes its own share. Collectives in the loss run between these devices.
     """
 
-    def one(state: State, share: Any, key: Any) -> Message:
-        return _accumulated(loss, state, share, key, microbatches)
+    def one(state: State, own: Inputs) -> Message:
+        return _accumulated(loss, state, own, microbatches)
 
     def own(states: State, inputs: Inputs) -> Message:
         shares = jax.tree.map(
@@ -116,7 +118,9 @@ def _own(loss: Loss, microbatches: int) -> Callable[..., Any]:
             # Like pipejax: fold the number of the device into the key of the step.
             fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
             keys = fold_in(inputs.rng, jnp.arange(DEVICES))
-        return jax.vmap(one, axis_name="data")(states, shares, keys)
+        own = Inputs(shares, inputs.shared, keys)
+        axes = Inputs(batch=0, shared=None, rng=0)
+        return jax.vmap(one, in_axes=(0, axes), axis_name="data")(states, own)
 
     return jax.jit(own)
 
@@ -124,7 +128,7 @@ def _own(loss: Loss, microbatches: int) -> Callable[..., Any]:
 @functools.cache
 def _whole(loss: Loss) -> Callable[..., Any]:
     def whole(state: State, inputs: Inputs) -> Message:
-        return _message(loss, state, inputs.batch, inputs.rng)
+        return _message(loss, state, inputs)
 
     return jax.jit(whole)
 
@@ -168,15 +172,16 @@ def _mean(messages: Message) -> Message:
     )
 
 
-def _accumulated(loss: Loss, state: State, share: Any, key: Any, parts: int) -> Message:
+def _accumulated(loss: Loss, state: State, inputs: Inputs, parts: int) -> Message:
     """Returns the message of a share that is taken in parts, one after the other."""
     if parts == 1:
-        return _message(loss, state, share, key)
+        return _message(loss, state, inputs)
+    key = inputs.rng
     keys = [None] * parts if key is None else jax.random.split(key, parts)
     each, now = [], state
     for i in range(parts):
-        batch = jax.tree.map(lambda x, i=i: jnp.split(x, parts)[i], share)
-        each.append(_message(loss, now, batch, keys[i]))
+        batch = jax.tree.map(lambda x, i=i: jnp.split(x, parts)[i], inputs.batch)
+        each.append(_message(loss, now, Inputs(batch, inputs.shared, keys[i])))
         moved = jax.tree.map(jnp.add, now.model_state, each[-1].change)
         now = now._replace(model_state=moved)
     together = _mean(jax.tree.map(lambda *x: jnp.stack(x), *each))
@@ -184,10 +189,14 @@ def _accumulated(loss: Loss, state: State, share: Any, key: Any, parts: int) -> 
     return together._replace(change=change)
 
 
-def _message(loss: Loss, state: State, batch: Any, key: Any) -> Message:
-    given = {"model_state": state.model_state, "rng": key}
+def _message(loss: Loss, state: State, inputs: Inputs) -> Message:
+    given = {
+        "model_state": state.model_state,
+        "rng": inputs.rng,
+        "shared": inputs.shared,
+    }
     given = {name: value for name, value in given.items() if value is not None}
     grad = jax.value_and_grad(loss, has_aux=True)
-    (value, extra), gradient = grad(state.params, batch, **given)
+    (value, extra), gradient = grad(state.params, inputs.batch, **given)
     change = jax.tree.map(jnp.subtract, extra.model_state, state.model_state)
     return Message(gradient, (value, extra.metrics), change, extra.weight)
