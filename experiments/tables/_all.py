@@ -21,6 +21,7 @@ from experiments import (
 )
 from experiments.clients import _table as clients
 from experiments.convergence import _show, sharpness
+from experiments.conversions import _table as conversions
 from experiments.convex import __main__ as convex
 from experiments.faults import __main__ as faults
 from experiments.faults import endurance, goodput, start
@@ -66,6 +67,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "convergence.counts": _of(_show.counts, "convergence"),
     "convergence.ends": _of(_show.ends, "convergence"),
     "convergence.sharpness": _sharpness,
+    "conversions": _of(conversions.programs, "conversions", "programs"),
     "convex.codecs": _of(convex.codec_rows, "convex", "codecs"),
     "convex.regret": _of(convex.regret_rows, "convex"),
     "delay_robust": _of(delay_robust.rows, "delay_robust", "test_loss"),

@@ -320,3 +320,75 @@ def test_whole_parameters_are_those_of_the_unsharded_optimizer(width, dtype):
             assert leaf.dtype == np.float32
         found.append(whole)
     chex.assert_trees_all_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def playing(params, batch, *, model_state, shared):
+    """Each player moves the one model state, which the loss of both depends on."""
+    x = batch * model_state
+    after = 0.5 * model_state + 0.5 * jnp.abs(batch).mean() * params
+    return ((params * x - shared) ** 2).mean(), pj.Aux(model_state=after)
+
+
+def played_by_hand(data, devices, width, rate):
+    """Moves two numbers in turn; gradients and changes come `width - 1` steps late."""
+    params, state, queues = [1.0, 0.5], 1.0, ([], [])
+
+    def apply(i):
+        nonlocal state
+        gradients, changes = queues[i].pop(0)
+        params[i] -= rate * np.mean(gradients)
+        state += np.mean(changes)
+
+    for batch in data:
+        for i in (0, 1):
+            shares, w, other = np.split(batch, devices), params[i], params[1 - i]
+            own = [sum(c[d] for _, c in queues[i]) for d in range(devices)]
+            at = [state + each for each in own]
+            g = [
+                np.mean(2 * x * s * (w * x * s - other))
+                for x, s in zip(shares, at, strict=True)
+            ]
+            means = [np.abs(x).mean() for x in shares]
+            after = [0.5 * s + 0.5 * m * w for s, m in zip(at, means, strict=True)]
+            queues[i].append((g, np.subtract(after, at)))
+            if len(queues[i]) == width:
+                apply(i)
+    for i in (0, 1):
+        while queues[i]:
+            apply(i)
+    return params, state
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("width", [1, 2])
+def test_two_train_steps_hand_on_one_model_state(devices, width):
+    data = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+    steps = [
+        make(
+            playing,
+            optax.sgd(0.05),
+            mesh=pj.data_mesh(devices),
+            width=width,
+            weight_prediction=False,
+        )
+        for _ in range(2)
+    ]
+    states = [
+        step.init(start, model_state=jnp.ones(()), batch=data[0], shared=jnp.ones(()))
+        for step, start in zip(steps, jnp.array([1.0, 0.5]), strict=True)
+    ]
+
+    def hand_on(i):
+        states[1 - i] = states[1 - i]._replace(model_state=states[i].model_state)
+
+    for batch in data:
+        for i in (0, 1):
+            other = states[1 - i].params
+            states[i], _ = steps[i].step(states[i], batch, shared=other)
+            hand_on(i)
+    for i in (0, 1):
+        states[i], _ = steps[i].drain(states[i])
+        hand_on(i)
+    params, model_state = played_by_hand(data, devices, width, 0.05)
+    found = [states[0].params, states[1].params, states[0].model_state]
+    np.testing.assert_allclose(found, [*params, model_state], rtol=1e-5)

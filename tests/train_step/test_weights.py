@@ -272,3 +272,23 @@ def test_prediction_with_a_collective_works_for_zero_weight(width):
     state, _ = trained(data, tx, **settings)
     wanted, _ = trained(data, optax.sgd(0.1), **settings)
     close(state.params, wanted.params)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("empty", [(), (1,)])
+def test_sums_divided_by_the_weight_are_sums_of_the_whole_batch(devices, empty):
+    def loss_of_sums(params, batch):
+        loss, aux = loss_fn(params, batch)
+        sums = {"total": (batch["w"] * batch["x"][:, 0]).sum(), "count": aux.weight}
+        metrics = jax.tree.map(lambda x: x / aux.weight, sums)
+        return loss, aux._replace(metrics=metrics)
+
+    (batch,) = padded(1, empty)
+    train = pj.make_train_step(
+        loss_of_sums, optax.sgd(0.1), mesh=pj.data_mesh(devices), width=1
+    )
+    _, info = train.step(train.init(init_params(), batch=batch), batch)
+    sums = jax.tree.map(lambda x: x * info.weight, info.metrics)
+    total = (batch["w"] * batch["x"][:, 0]).sum()
+    np.testing.assert_allclose(sums["total"], total, rtol=1e-5)
+    np.testing.assert_allclose(sums["count"], batch["w"].sum(), rtol=1e-6)

@@ -175,7 +175,8 @@ class Aux(NamedTuple):
     $$g = \sum_i W_i g_i / \sum_i W_i$$
 
     Attributes:
-      metrics: Pytree of real scalars, averaged over microbatches and devices.
+      metrics: Pytree of real scalars, averaged over microbatches and devices. With a
+        weight, a sum must be divided by it first: `x / weight`.
       model_state: Model state after this batch, in the structure and shapes that
         `train.init` was given. Leaves that are returned unchanged, as the same objects,
         are not sent. Each microbatch moves the model state once.

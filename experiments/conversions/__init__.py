@@ -1,0 +1,1 @@
+"""Training programs of others, beside the same programs converted to pipejax."""
