@@ -145,7 +145,7 @@ def _between(
 
     Devices run this function on their pieces.
     """
-    reduced = Reduced.of(total, valid.message, on_pieces=True)
+    reduced = Reduced.of(total, valid.message, on_partitions=True)
     applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
     # The update is computed and then selected: a branch could not hold its sums.
     new = advanced(settings.tx, learned, total, partition.data)

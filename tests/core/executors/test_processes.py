@@ -216,7 +216,7 @@ def test_input_differing_between_processes_is_refused(ask, name):
 
 
 @pytest.mark.parametrize("executor", ["host", pytest.param("fused", marks=FULL)])
-def test_input_that_two_processes_share_has_the_bits_of_one(ask, executor):
+def test_shared_input_of_two_processes_has_the_bits_of_one(ask, executor):
     """They compare it in the first step. Later ones launch no collective for it."""
     (first, said), (second, _) = ask("shares", executor)
     assert first == second
