@@ -84,16 +84,22 @@ def _on_mesh(mesh: Mesh, data: tuple[str, ...], path: Any, leaf: Leaf) -> Leaf:
             " because every loss gets all of it; got"
             f" `shared{jax.tree_util.keystr(path)}`, split by {sharding}. Gather the"
             " parameters of a sharded optimizer, `train.whole_params(state)`. Give"
-            " examples as part of `batch`."
+            " examples as part of `batch`, and one replica of what `pmap` returned:"
+            " flax.jax_utils.unreplicate(tree)."
         )
     return leaf
 
 
 def _is_whole(sharding: Any, mesh: Mesh, data: tuple[str, ...]) -> bool:
-    """Returns whether an array is split over no axis of the data."""
-    if sharding.is_fully_replicated or not isinstance(sharding, NamedSharding):
-        # `inner_specs` refuses other shardings on meshes with inner axes.
-        return sharding.is_fully_replicated or len(data) < len(mesh.axis_names)
+    """Returns whether an array is split over no axis of the data.
+
+    On a mesh whose axes all share the data, an array of another mesh must not be split
+    either, such as one that `pmap` has made.
+    """
+    if sharding.is_fully_replicated or len(data) == len(mesh.axis_names):
+        return sharding.is_fully_replicated
+    if not isinstance(sharding, NamedSharding):
+        return True  # `inner_specs` refuses it
     part = NamedSharding(sharding.mesh, over(sharding.spec, data))
     return part.is_fully_replicated
 

@@ -392,3 +392,15 @@ def test_two_train_steps_hand_on_one_model_state(devices, width):
     params, model_state = played_by_hand(data, devices, width, 0.05)
     found = [states[0].params, states[1].params, states[0].model_state]
     np.testing.assert_allclose(found, [*params, model_state], rtol=1e-5)
+
+
+@pytest.mark.parametrize("argument", ["params", "shared"])
+def test_replicas_with_a_device_axis_are_refused(argument):
+    """`pmap` splits its results over a mesh of its own."""
+    train = make(mesh=pj.data_mesh(DEVICES))
+    (batch,) = batches(1, size=8)
+    given = {"params": init_params(), "shared": teachers(1)[0]}
+    stacked = jax.tree.map(lambda x: jnp.stack([x] * DEVICES), given[argument])
+    given[argument] = jax.pmap(lambda tree: tree)(stacked)
+    with pytest.raises(ValueError, match=rf"`{argument}.* one replica of what `pmap`"):
+        train.init(batch=batch, **given)

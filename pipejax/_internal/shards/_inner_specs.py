@@ -54,7 +54,8 @@ def _check_spec(
             " devices, give the mesh an axis more, such as"
             " pj.data_mesh(axis_name=('host', 'fsdp')), and average over the first:"
             " axis_name='host'. To replicate it, pass"
-            " jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))."
+            " jax.device_put(leaf, NamedSharding(mesh, PartitionSpec())). Pass one"
+            " replica of what `pmap` returned: flax.jax_utils.unreplicate(tree)."
         )
     if not isinstance(sharding, NamedSharding):
         raise ValueError(
