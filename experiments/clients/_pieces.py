@@ -62,13 +62,14 @@ class Pieces(NamedTuple):
     """The functions that loops call. A value of all devices has a leading axis.
 
     Attributes:
-      whole: `(state, inputs) -> message`, the mean over the global batch.
+      whole: `(state, inputs) -> message`, the mean over the global batch; `None` if
+        the shares of the devices matter.
       own: `(states of all devices, inputs) -> messages of all devices`.
       mean: `messages of all devices -> message`.
       update: `(state, message) -> state`.
     """
 
-    whole: Callable[..., Any]
+    whole: Callable[..., Any] | None
     own: Callable[..., Any]
     mean: Callable[..., Any]
     update: Callable[..., Any]
@@ -83,17 +84,15 @@ def pieces_of(client: Client) -> Pieces:
             message.gradient, state.opt_state, state.params, **value
         )
         params = optax.apply_updates(state.params, updates)
-        model_state = jax.tree.map(jnp.add, state.model_state, message.change)
-        new = State(params, opt_state, model_state)
+        new = moved(State(params, opt_state, state.model_state), message.change)
         if message.weight is None:
             return new
         real = message.weight > 0
         return jax.tree.map(lambda n, o: jnp.where(real, n, o), new, state)
 
-    own = _own(client.loss, client.microbatches)
     return Pieces(
-        whole=_whole(client.whole) if client.whole else _mean_of_all(own),
-        own=own,
+        whole=_whole(client.whole) if client.whole else None,
+        own=_own(client.loss, client.microbatches),
         mean=jax.jit(_mean),
         update=jax.jit(update),
     )
@@ -133,23 +132,19 @@ def _whole(loss: Loss) -> Callable[..., Any]:
     return jax.jit(whole)
 
 
-def _mean_of_all(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function that averages the messages of all devices at one state."""
-
-    def whole(state: State, inputs: Inputs) -> Message:
-        return _mean(own(stacked([state] * DEVICES), inputs))
-
-    return whole
-
-
 def stacked(states: Sequence[State]) -> State:
     """Returns the states of all devices along a leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
 
-def part(messages: Message, device: int) -> Message:
-    """Returns the message of one device."""
+def part(messages: Any, device: int) -> Any:
+    """Returns the message of one device, or its part of a message."""
     return jax.tree.map(lambda x: x[device], messages)
+
+
+def moved(state: State, change: Any) -> State:
+    """Returns the state after a change of the model state."""
+    return state._replace(model_state=jax.tree.map(jnp.add, state.model_state, change))
 
 
 def _mean(messages: Message) -> Message:
@@ -182,8 +177,7 @@ def _accumulated(loss: Loss, state: State, inputs: Inputs, parts: int) -> Messag
     for i in range(parts):
         batch = jax.tree.map(lambda x, i=i: jnp.split(x, parts)[i], inputs.batch)
         each.append(_message(loss, now, Inputs(batch, inputs.shared, keys[i])))
-        moved = jax.tree.map(jnp.add, now.model_state, each[-1].change)
-        now = now._replace(model_state=moved)
+        now = moved(now, each[-1].change)
     together = _mean(jax.tree.map(lambda *x: jnp.stack(x), *each))
     change = jax.tree.map(jnp.subtract, now.model_state, state.model_state)
     return together._replace(change=change)

@@ -70,7 +70,9 @@ def disturbed(pieces: Pieces, terms: int, rng: np.random.Generator) -> Pieces:
         )
 
     return pieces._replace(
-        whole=computing(pieces.whole), own=computing(pieces.own), update=update
+        whole=computing(pieces.whole) if pieces.whole else None,
+        own=computing(pieces.own),
+        update=update,
     )
 
 

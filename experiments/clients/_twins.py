@@ -10,7 +10,9 @@ over devices.
   of the optimizer's state.
 
 At width 2, no update is applied until the first gradient has arrived. At the end, the
-gradient that is left in the queue is applied. Model states obey the same recursions.
+gradient that is left in the queue is applied. Changes of the model state are applied
+together with the gradients. In both twins of width 2, a device computes at the model
+state to which its own change in the queue leads.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ._pieces import DEVICES, Inputs, Message, Pieces, State, part, stacked
+from ._pieces import DEVICES, Inputs, Message, Pieces, State, moved, part, stacked
 
 
 class History(NamedTuple):
@@ -40,7 +42,7 @@ class Computed(NamedTuple):
 
     Attributes:
       mean: The mean over the devices.
-      own: The messages of all devices, or `None` without weight prediction.
+      own: The messages of all devices, or `None` if one device took the whole batch.
     """
 
     mean: Message
@@ -54,19 +56,30 @@ def at_params(
     pieces: Pieces, state: State, queue: Sequence[Computed], inputs: Inputs
 ) -> Computed:
     """Takes the mean gradient at the parameters."""
-    del queue
-    return Computed(pieces.whole(state, inputs), None)
+    if pieces.whole:
+        if queue:
+            state = moved(state, queue[0].mean.change)
+        return Computed(pieces.whole(state, inputs), None)
+    states = [state] * DEVICES
+    if queue:
+        change = queue[0].own.change
+        states = [moved(state, part(change, i)) for i in range(DEVICES)]
+    return _of_all(pieces, states, inputs)
 
 
 def at_predictions(
     pieces: Pieces, state: State, queue: Sequence[Computed], inputs: Inputs
 ) -> Computed:
     """Takes each device's gradient where its own gradient in the queue would lead."""
-    ahead = [state] * DEVICES
+    states = [state] * DEVICES
     if queue:
         own = queue[0].own
-        ahead = [pieces.update(state, part(own, i)) for i in range(DEVICES)]
-    messages = pieces.own(stacked(ahead), inputs)
+        states = [pieces.update(state, part(own, i)) for i in range(DEVICES)]
+    return _of_all(pieces, states, inputs)
+
+
+def _of_all(pieces: Pieces, states: Sequence[State], inputs: Inputs) -> Computed:
+    messages = pieces.own(stacked(states), inputs)
     return Computed(pieces.mean(messages), messages)
 
 
