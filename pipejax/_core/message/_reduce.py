@@ -51,8 +51,8 @@ class Reduced(NamedTuple):
 
         The check takes no norm, which could overflow if all elements are finite.
 
-        If `on_partitions`, this is traced to be run on pieces of the arrays, which allows
-        reductions of a single array only.
+        If `on_partitions`, this is traced to be run on pieces of the arrays, where a
+        reduction may have a single array only.
         """
         # The largest magnitude would not show every NaN: on CPUs, XLA's maximum loses
         # NaN if there are 4,096 elements or more,
