@@ -145,7 +145,9 @@ def test_mean_without_weights_is_outside_the_bound(monkeypatch):
     client = dataclasses.replace(client, batches=client.batches[:2])
     run = _ours.run
 
-    def unweighted(client, **settings):
+    def unweighted(program, **settings):
+        (client,) = program.clients
+
         def loss(params, batch):
             value, extra = client.loss(params, batch)
             return value, extra._replace(weight=None)
