@@ -12,7 +12,6 @@ from .test_layers import ROOT, imported, modules
 # Modules that have nothing to test by themselves, with the reason.
 EXCEPTIONS: dict[str, str] = {
     "pipejax/_internal/types.py": "names without code",
-    "pipejax/_core/step/_batch.py": "a type without code",
     "pipejax/_core/step/_step.py": "types without code",
     "pipejax/_core/step/_zero1_point.py": "in tests/core/step/test_zero1.py",
     "pipejax/_core/step/_zero1_update.py": "in tests/core/step/test_zero1.py",

@@ -7,14 +7,16 @@ loss and metric, and the model state at the end differ by rounding alone. pipeja
 refuses the clients that it cannot train in this way.
 
 The programs are Flax's examples (MNIST, ImageNet, nlp_seq, lm1b), rewritten in small, a
-Flax NNX model and an Equinox model. The optimizers are all of Optax's, those of
-`optax.contrib`, wrappers, and chains; they train one small regression. pipejax runs on
-four devices. Depending on the program, the twin takes the whole batch on one device, or
-averages over four shares of the batch. With weight prediction, the twin always takes
-shares. The bound on a difference is derived in `experiments/clients/_rounding.py`.
+Flax NNX model, an Equinox model, and four whose losses take an input that all devices
+share: a GAN, TD3, a mean teacher and a physics-informed network. The optimizers are all
+of Optax's, those of `optax.contrib`, wrappers, and chains; they train one small
+regression. pipejax runs on four devices. Depending on the program, the twin takes the
+whole batch on one device, or averages over four shares of the batch. With weight
+prediction, the twin always takes shares. The bound on a difference is derived in
+`experiments/clients/_rounding.py`.
 
 Command: pip install equinox, and python -m experiments.clients
-Time: about ten minutes on 2 cores.
+Time: about fifteen minutes on 2 cores.
 Result: experiments/results/clients.json
 """
 

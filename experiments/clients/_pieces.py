@@ -32,10 +32,12 @@ class Inputs(NamedTuple):
 
     Attributes:
       batch: The global batch.
+      shared: The input that all devices share, or `None` if the client has none.
       rng: The key of the step, or `None` if the client has none.
     """
 
     batch: Any
+    shared: Any
     rng: Any
 
 
@@ -60,13 +62,14 @@ class Pieces(NamedTuple):
     """The functions that loops call. A value of all devices has a leading axis.
 
     Attributes:
-      whole: `(state, inputs) -> message`, the mean over the global batch.
+      whole: `(state, inputs) -> message`, the mean over the global batch; `None` if
+        the shares of the devices matter.
       own: `(states of all devices, inputs) -> messages of all devices`.
       mean: `messages of all devices -> message`.
       update: `(state, message) -> state`.
     """
 
-    whole: Callable[..., Any]
+    whole: Callable[..., Any] | None
     own: Callable[..., Any]
     mean: Callable[..., Any]
     update: Callable[..., Any]
@@ -81,17 +84,15 @@ def pieces_of(client: Client) -> Pieces:
             message.gradient, state.opt_state, state.params, **value
         )
         params = optax.apply_updates(state.params, updates)
-        model_state = jax.tree.map(jnp.add, state.model_state, message.change)
-        new = State(params, opt_state, model_state)
+        new = moved(State(params, opt_state, state.model_state), message.change)
         if message.weight is None:
             return new
         real = message.weight > 0
         return jax.tree.map(lambda n, o: jnp.where(real, n, o), new, state)
 
-    own = _own(client.loss, client.microbatches)
     return Pieces(
-        whole=_whole(client.whole) if client.whole else _mean_of_all(own),
-        own=own,
+        whole=_whole(client.whole) if client.whole else None,
+        own=_own(client.loss, client.microbatches),
         mean=jax.jit(_mean),
         update=jax.jit(update),
     )
@@ -104,8 +105,8 @@ def _own(loss: Loss, microbatches: int) -> Callable[..., Any]:
     Each device takes its own share. Collectives in the loss run between these devices.
     """
 
-    def one(state: State, share: Any, key: Any) -> Message:
-        return _accumulated(loss, state, share, key, microbatches)
+    def one(state: State, own: Inputs) -> Message:
+        return _accumulated(loss, state, own, microbatches)
 
     def own(states: State, inputs: Inputs) -> Message:
         shares = jax.tree.map(
@@ -116,7 +117,9 @@ def _own(loss: Loss, microbatches: int) -> Callable[..., Any]:
             # Like pipejax: fold the number of the device into the key of the step.
             fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
             keys = fold_in(inputs.rng, jnp.arange(DEVICES))
-        return jax.vmap(one, axis_name="data")(states, shares, keys)
+        own = Inputs(shares, inputs.shared, keys)
+        axes = Inputs(batch=0, shared=None, rng=0)
+        return jax.vmap(one, in_axes=(0, axes), axis_name="data")(states, own)
 
     return jax.jit(own)
 
@@ -124,18 +127,9 @@ def _own(loss: Loss, microbatches: int) -> Callable[..., Any]:
 @functools.cache
 def _whole(loss: Loss) -> Callable[..., Any]:
     def whole(state: State, inputs: Inputs) -> Message:
-        return _message(loss, state, inputs.batch, inputs.rng)
+        return _message(loss, state, inputs)
 
     return jax.jit(whole)
-
-
-def _mean_of_all(own: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function that averages the messages of all devices at one state."""
-
-    def whole(state: State, inputs: Inputs) -> Message:
-        return _mean(own(stacked([state] * DEVICES), inputs))
-
-    return whole
 
 
 def stacked(states: Sequence[State]) -> State:
@@ -143,9 +137,14 @@ def stacked(states: Sequence[State]) -> State:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
 
-def part(messages: Message, device: int) -> Message:
-    """Returns the message of one device."""
+def part(messages: Any, device: int) -> Any:
+    """Returns the message of one device, or its part of a message."""
     return jax.tree.map(lambda x: x[device], messages)
+
+
+def moved(state: State, change: Any) -> State:
+    """Returns the state after a change of the model state."""
+    return state._replace(model_state=jax.tree.map(jnp.add, state.model_state, change))
 
 
 def _mean(messages: Message) -> Message:
@@ -168,26 +167,30 @@ def _mean(messages: Message) -> Message:
     )
 
 
-def _accumulated(loss: Loss, state: State, share: Any, key: Any, parts: int) -> Message:
+def _accumulated(loss: Loss, state: State, inputs: Inputs, parts: int) -> Message:
     """Returns the message of a share that is taken in parts, one after the other."""
     if parts == 1:
-        return _message(loss, state, share, key)
+        return _message(loss, state, inputs)
+    key = inputs.rng
     keys = [None] * parts if key is None else jax.random.split(key, parts)
     each, now = [], state
     for i in range(parts):
-        batch = jax.tree.map(lambda x, i=i: jnp.split(x, parts)[i], share)
-        each.append(_message(loss, now, batch, keys[i]))
-        moved = jax.tree.map(jnp.add, now.model_state, each[-1].change)
-        now = now._replace(model_state=moved)
+        batch = jax.tree.map(lambda x, i=i: jnp.split(x, parts)[i], inputs.batch)
+        each.append(_message(loss, now, Inputs(batch, inputs.shared, keys[i])))
+        now = moved(now, each[-1].change)
     together = _mean(jax.tree.map(lambda *x: jnp.stack(x), *each))
     change = jax.tree.map(jnp.subtract, now.model_state, state.model_state)
     return together._replace(change=change)
 
 
-def _message(loss: Loss, state: State, batch: Any, key: Any) -> Message:
-    given = {"model_state": state.model_state, "rng": key}
+def _message(loss: Loss, state: State, inputs: Inputs) -> Message:
+    given = {
+        "model_state": state.model_state,
+        "rng": inputs.rng,
+        "shared": inputs.shared,
+    }
     given = {name: value for name, value in given.items() if value is not None}
     grad = jax.value_and_grad(loss, has_aux=True)
-    (value, extra), gradient = grad(state.params, batch, **given)
+    (value, extra), gradient = grad(state.params, inputs.batch, **given)
     change = jax.tree.map(jnp.subtract, extra.model_state, state.model_state)
     return Message(gradient, (value, extra.metrics), change, extra.weight)

@@ -53,7 +53,10 @@ def disturbed(pieces: Pieces, terms: int, rng: np.random.Generator) -> Pieces:
     def computing(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(state: State, inputs: Any) -> Any:
             state = state._replace(params=changed(state.params, size, rng))
-            inputs = inputs._replace(batch=changed(inputs.batch, size, rng))
+            inputs = inputs._replace(
+                batch=changed(inputs.batch, size, rng),
+                shared=changed(inputs.shared, size, rng),
+            )
             message = function(state, inputs)
             return changed(message, size, rng)._replace(weight=message.weight)
 
@@ -67,7 +70,9 @@ def disturbed(pieces: Pieces, terms: int, rng: np.random.Generator) -> Pieces:
         )
 
     return pieces._replace(
-        whole=computing(pieces.whole), own=computing(pieces.own), update=update
+        whole=computing(pieces.whole) if pieces.whole else None,
+        own=computing(pieces.own),
+        update=update,
     )
 
 
@@ -75,7 +80,7 @@ def changed(tree: Any, size: float, rng: np.random.Generator) -> Any:
     """Returns `x (1 + size)` or `x (1 - size)`, at random, for floating-point `x`."""
 
     def change(x: Any) -> Any:
-        if not jax.numpy.issubdtype(x.dtype, np.floating):
+        if not jax.numpy.issubdtype(jax.numpy.result_type(x), np.floating):
             return x
         x = np.asarray(x)
         signs = rng.integers(2, size=x.shape, dtype=np.int8) * 2 - 1

@@ -10,13 +10,17 @@ over devices.
   of the optimizer's state.
 
 At width 2, no update is applied until the first gradient has arrived. At the end, the
-gradient that is left in the queue is applied. Model states obey the same recursions.
+gradient that is left in the queue is applied. Changes of the model state are applied
+together with the gradients. In both twins of width 2, a device computes at the model
+state to which its own change in the queue leads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ._pieces import DEVICES, Inputs, Message, Pieces, State, part, stacked
+import jax
+
+from ._pieces import DEVICES, Inputs, Message, Pieces, State, moved, part, stacked
 
 
 class History(NamedTuple):
@@ -33,55 +37,93 @@ class History(NamedTuple):
     model_state: Any
 
 
-def width_1(pieces: Pieces, state: State, steps: Sequence[Inputs]) -> History:
-    """Trains synchronously, at width 1."""
-    params, reported = [], []
-    for inputs in steps:
-        message = pieces.whole(state, inputs)
-        state = pieces.update(state, message)
-        params.append(state.params)
-        reported.append(message.reported)
-    return History(params, reported, state.model_state)
+class Computed(NamedTuple):
+    """The messages of a step, which wait in the queue.
 
-
-def width_2_plain(pieces: Pieces, state: State, steps: Sequence[Inputs]) -> History:
-    """Applies every mean gradient one step late, without weight prediction."""
-    params, reported = [], []
-    queue: list[Message] = []
-    for inputs in steps:
-        queue.append(pieces.whole(state, inputs))
-        if len(queue) == 2:
-            message = queue.pop(0)
-            state = pieces.update(state, message)
-            reported.append(message.reported)
-        params.append(state.params)
-    (last,) = queue
-    state = pieces.update(state, last)
-    return History(
-        [*params, state.params], [*reported, last.reported], state.model_state
-    )
-
-
-def width_2_predicted(pieces: Pieces, state: State, steps: Sequence[Inputs]) -> History:
-    """Applies every mean gradient one step late, with weight prediction.
-
-    Each device takes its gradient at the parameters to which its own gradient in the
-    queue would lead.
+    Attributes:
+      mean: The mean over the devices.
+      own: The messages of all devices, or `None` if one device took the whole batch.
     """
-    params, reported = [], []
-    queue: list[Message] = []
-    for inputs in steps:
-        ahead = [state] * DEVICES
+
+    mean: Message
+    own: Any
+
+
+Compute = Callable[[Pieces, State, Sequence[Computed], Inputs], Computed]
+
+
+def at_params(
+    pieces: Pieces, state: State, queue: Sequence[Computed], inputs: Inputs
+) -> Computed:
+    """Takes the mean gradient at the parameters."""
+    if pieces.whole:
         if queue:
-            ahead = [pieces.update(state, part(queue[0], i)) for i in range(DEVICES)]
-        queue.append(pieces.own(stacked(ahead), inputs))
-        if len(queue) == 2:
-            message = pieces.mean(queue.pop(0))
-            state = pieces.update(state, message)
-            reported.append(message.reported)
-        params.append(state.params)
-    last = pieces.mean(queue[0])
-    state = pieces.update(state, last)
-    return History(
-        [*params, state.params], [*reported, last.reported], state.model_state
-    )
+            state = moved(state, queue[0].mean.change)
+        return Computed(pieces.whole(state, inputs), None)
+    states = [state] * DEVICES
+    if queue:
+        change = queue[0].own.change
+        states = [moved(state, part(change, i)) for i in range(DEVICES)]
+    return _of_all(pieces, states, inputs)
+
+
+def at_predictions(
+    pieces: Pieces, state: State, queue: Sequence[Computed], inputs: Inputs
+) -> Computed:
+    """Takes each device's gradient where its own gradient in the queue would lead."""
+    states = [state] * DEVICES
+    if queue:
+        own = queue[0].own
+        states = [pieces.update(state, part(own, i)) for i in range(DEVICES)]
+    return _of_all(pieces, states, inputs)
+
+
+def _of_all(pieces: Pieces, states: Sequence[State], inputs: Inputs) -> Computed:
+    messages = pieces.own(stacked(states), inputs)
+    return Computed(pieces.mean(messages), messages)
+
+
+class Twin:
+    """A training loop by hand, which applies a gradient `width - 1` steps late."""
+
+    def __init__(
+        self, pieces: Pieces, state: State, rng: Any, *, width: int, compute: Compute
+    ):
+        self._pieces, self._state, self._rng = pieces, state, rng
+        self._width, self._compute = width, compute
+        self._queue: list[Computed] = []
+        self._params: list[Any] = []
+        self._reported: list[Any] = []
+
+    @property
+    def params(self) -> Any:
+        """Returns the parameters after the last step."""
+        return self._state.params
+
+    def step(self, batch: Any, shared: Any = None) -> None:
+        """Computes a gradient, and applies the one that is due."""
+        inputs = Inputs(batch, shared, self._key())
+        now = self._compute(self._pieces, self._state, self._queue, inputs)
+        self._queue.append(now)
+        if len(self._queue) == self._width:
+            self._apply()
+        self._params.append(self.params)
+
+    def finish(self) -> History:
+        """Applies every gradient in the queue."""
+        while self._queue:
+            self._apply()
+            self._params.append(self.params)
+        return History(self._params, self._reported, self._state.model_state)
+
+    def _apply(self) -> None:
+        message = self._queue.pop(0).mean
+        self._state = self._pieces.update(self._state, message)
+        self._reported.append(message.reported)
+
+    def _key(self) -> Any:
+        """Returns the key of the step, which is split from the client's."""
+        if self._rng is None:
+            return None
+        self._rng, key = jax.random.split(self._rng)
+        return key

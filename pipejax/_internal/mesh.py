@@ -1,7 +1,9 @@
 """Meshes, and programs that every device of a mesh runs on its share of the data.
 
 The axes of a mesh may have type Auto, as those of `data_mesh`, or Explicit, as those of
-`jax.make_mesh`. The arrays of a train state have the axis types of its mesh.
+`jax.make_mesh`. The arrays of a train state have the axis types of its mesh. Inside a
+program, all axes have type Auto: an optimizer need not say how its results are split.
+The loss function alone sees the types of the mesh.
 """
 
 import contextlib
@@ -17,6 +19,10 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 AxisName = str | tuple[str, ...]
+Like = Callable[..., Any]
+"""From the arguments of a program to a prefix of its results: an argument in place of
+results with the same axis types, and `None` in place of results whose axes have type
+Auto."""
 
 
 def axes(axis_name: AxisName) -> tuple[str, ...]:
@@ -133,6 +139,18 @@ def inner_axes(mesh: Mesh, axis_name: AxisName) -> tuple[str, ...]:
     return tuple(name for name in mesh.axis_names if name not in axes(axis_name))
 
 
+def auto_mesh(mesh: Mesh) -> Mesh:
+    """Returns the mesh with axes of type Auto."""
+    return Mesh(mesh.devices, mesh.axis_names)
+
+
+def explicit_axes(mesh: Mesh, axis_name: AxisName) -> tuple[str, ...]:
+    """Returns the inner axes of type Explicit."""
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    inner = inner_axes(mesh, axis_name)
+    return tuple(name for name in inner if types[name] == AxisType.Explicit)
+
+
 def on_mesh(
     local: Callable[..., Any],
     mesh: Mesh,
@@ -142,9 +160,9 @@ def on_mesh(
 ) -> Callable[..., Any]:
     """Returns a function that runs `local` on every device or group of a mesh.
 
-    Unlike the result of `jax.shard_map`, it lays out its arguments on a mesh with
-    Explicit axes, and ignores the mesh that the caller has set. `local` runs over
-    `axis_name`, by default all axes. XLA splits over the others.
+    Unlike the result of `jax.shard_map`, it takes arrays of any axis types, and ignores
+    the mesh that the caller has set. `local` runs over `axis_name`, by default all
+    axes. XLA splits over the others. All axes of the results have type Auto.
     """
 
     def specs(*_: Any) -> tuple[Any, Any]:
@@ -158,8 +176,10 @@ def on_mesh_by(
     local: Callable[..., Any],
     mesh: Mesh,
     axis_name: AxisName | None = None,
+    like: Like | None = None,
 ) -> Callable[..., Any]:
-    explicit = AxisType.Explicit in mesh.axis_types
+    auto = auto_mesh(mesh)
+    explicit = auto != mesh
     names = set(mesh.axis_names if axis_name is None else axes(axis_name))
 
     @functools.wraps(local)  # profiles and reports show the name of `local`
@@ -170,27 +190,33 @@ def on_mesh_by(
         # accepted as it is.
         mapped = jax.shard_map(
             local,
-            mesh=mesh,
+            mesh=auto,
             in_specs=in_specs,
             out_specs=out_specs,
             axis_names=names,
             check_vma=False,
         )
         # The mesh that the caller has set may have axes of another type.
+        with jax.sharding.use_abstract_mesh(auto.abstract_mesh):
+            given = jax.sharding.reshard(args, P()) if explicit else args
+            found = mapped(*given)
+        if not explicit or like is None:
+            return found
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            if explicit:  # `shard_map` then requires arrays laid out as in its specs
-                args = jax.tree.map(_resharded, in_specs, args, is_leaf=_is_spec)
-            return mapped(*args)
+            return _typed(found, like(*args))
 
     return on_own_mesh
 
 
-def _is_spec(node: Any) -> bool:
-    return isinstance(node, P)
+def _typed(results: Any, like: Any) -> Any:
+    """Returns results, each with the axis types of what is in its place in `like`."""
 
+    def one(like: Any, results: Any) -> Any:
+        if like is None or results is None:
+            return results
+        return jax.sharding.reshard(results, jax.typeof(like).sharding.spec)
 
-def _resharded(spec: P, tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.sharding.reshard(leaf, spec), tree)
+    return jax.tree.map(one, like, results, is_leaf=lambda node: node is None)
 
 
 def is_attached(mesh: Mesh) -> bool:

@@ -5,6 +5,7 @@ model. These may differ between two processes, or between a run and its continua
 function is equal only to itself. The functions here leave static data out.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -35,6 +36,40 @@ def alike(a: Any, b: Any) -> bool:
 def restructured(tree: Any, like: Any) -> Any:
     """Returns the leaves of `tree` in nodes with the static data of `like`."""
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))
+
+
+def no_leaf(tree: Any) -> Any:
+    """Returns a pytree with `None` in place of every leaf."""
+    return jax.tree.map(lambda _: None, tree)
+
+
+def of_leaves(items: Sequence[Any], tree: Any, part: Any) -> tuple[Any, ...]:
+    """Returns those of the items, one for each leaf of `tree`, whose leaf `part` has.
+
+    Without items, nothing is returned.
+
+    Examples:
+      >>> of_leaves((3, 4), {"a": 1, "b": 2}, {"a": None, "b": 1})
+      (4,)
+    """
+    there, leaves = paths(part), jax.tree_util.tree_leaves_with_path(tree)
+    pairs = zip(leaves, items, strict=bool(items))
+    return tuple(item for (path, _), item in pairs if path in there)
+
+
+def merged(part: Any, whole: Any) -> Any:
+    """Returns `part`, with the leaves of `whole` where `part` has `None`.
+
+    Examples:
+      >>> merged({"a": None, "b": 2}, {"a": 1, "b": 1})
+      {'a': 1, 'b': 2}
+    """
+    return jax.tree.map(lambda w, p: w if p is None else p, whole, part)
+
+
+def with_zeros(part: Any, whole: Any) -> Any:
+    """Returns `part`, with zeros like the leaf of `whole` where `part` has `None`."""
+    return jax.tree.map(lambda w, p: jnp.zeros_like(w) if p is None else p, whole, part)
 
 
 def form_of(tree: Any) -> Any:

@@ -21,6 +21,9 @@ def constrained_axes(function: Any, *args: Any) -> set[str]:
             spec = getattr(equation.params["sharding"], "spec", ())
             found.update(name for entry in spec if entry for name in axes(entry))
         found.update(equation.params.get("manual_axes", ()))
+        for value in equation.outvars:  # along axes of type Explicit
+            spec = getattr(getattr(value.aval, "sharding", None), "spec", ())
+            found.update(name for entry in spec if entry for name in axes(entry))
     return found
 
 

@@ -1,6 +1,7 @@
 """Reads the checkpoint of one step, and checks every part of it."""
 
 import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ from ._spread import Spread
 # Parts of a state that are sometimes not read, but made anew.
 QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"
 MEAN, SLOPES = "mean", "slopes"
+_GRADIENT = re.compile(r"(in_flight\.(pending\[\d+\]\.gradients|deviation)|mean\.g)")
 
 
 class Saved(NamedTuple):
@@ -60,14 +62,17 @@ def read_step(
     check_train(path, meta, train, like)
     check_passengers(path, meta, like)
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
-    anew = _anew(meta, before, now, train, like)
+    leaves = _needed(meta["leaves"], like)
+    anew = _anew(meta | {"leaves": leaves}, before, now, train, like)
+    if len(leaves) < len(meta["leaves"]):  # codecs have states for other gradients
+        anew = (*anew, CODECS)
     target = _without(anew, like)
     if not train.boundaries:  # the train step that saved it may count its calls
         counter = jax.ShapeDtypeStruct((), jnp.int32)
         target = target._replace(calls=counter if "calls" in meta["leaves"] else None)
     if before.devices != now.devices:
         target = shapes_on(train, target, before.devices)
-    saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
+    saved = {k: v for k, v in leaves.items() if not part_of(k, anew)}
     check_form(path, saved, target)
     check_optimizer_of(train, like)
     shapes = _shapes(train, target, own=before.devices == now.devices)
@@ -80,6 +85,15 @@ def read_step(
         return fault
     every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
     return Saved(every, target, extras, meta, before.devices, anew)
+
+
+def _needed(leaves: dict[str, Any], like: PipelineState) -> dict[str, Any]:
+    """Returns the saved leaves without gradients that the train step does not need.
+
+    They are those of frozen parameters, which an earlier version kept in flight, too.
+    """
+    wanted = named(like)
+    return {k: v for k, v in leaves.items() if k in wanted or not _GRADIENT.match(k)}
 
 
 def _anew(
@@ -143,10 +157,10 @@ def _shapes(
     """Returns shape, dtype and sharding of each array to restore, by name."""
     written = functools.partial(jax.tree.map, encoded)
     target = target._replace(calls=None)
-    shapes, shards = jax.eval_shape(written, target), target.shards
+    shapes = jax.eval_shape(written, target)
     data = axes(train.axis_name) if own else ()
     # Without axes, every device receives the parts of all, for `reshard` to share out.
-    in_flight = in_flight_shardings(target.in_flight, shards, train.config, data)
+    in_flight = in_flight_shardings(target.in_flight, train.config, data)
     if states := target.in_flight.codec_states:
         placed_states = codec_states(
             train.phases, train.executor.reduction_mesh, target, abstract=True

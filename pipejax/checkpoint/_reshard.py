@@ -38,7 +38,7 @@ def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineStat
     states, now = state.in_flight.codec_states, train.config.devices
     in_flight = state.in_flight._replace(codec_states={})
     data = axes(train.axis_name)
-    own = in_flight_shardings(in_flight, state.shards, train.config, data)
+    own = in_flight_shardings(in_flight, train.config, data)
 
     def spread(in_flight: InFlight) -> InFlight:
         return _shared_out(in_flight, before, now)

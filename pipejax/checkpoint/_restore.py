@@ -156,7 +156,7 @@ def _with_empty_queue(
 ) -> PipelineState:
     form = wanted.in_flight._replace(codec_states={})
     data = axes(train.axis_name)
-    shardings = in_flight_shardings(form, state.shards, train.config, data)
+    shardings = in_flight_shardings(form, train.config, data)
     pending = _zeros(form.pending, shardings.pending)
     return state._replace(in_flight=state.in_flight._replace(pending=pending))
 

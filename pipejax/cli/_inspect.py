@@ -70,7 +70,8 @@ def add(commands: Any) -> None:
         "program",
         metavar="MODULE:FUNCTION",
         help="a module that can be imported from here, or a .py file, and a function in"
-        " it; the function takes a mesh and returns (train, state, batch) or (jitted"
+        " it; the function takes a mesh and returns (train, state, batch), with the"
+        " shared input of the loss as a fourth element if it takes one, or (jitted"
         " function, *args), whose arrays may be jax.ShapeDtypeStructs, or a program"
         " that is lowered or compiled",
     )

@@ -44,7 +44,8 @@ def split(
         receives an `nnx.Rngs` as this keyword, to pass on to the model. What
         `train.step` is given as `shared`, it receives as the keyword `shared`.
       wrt: The variables to train, as in `nnx.Optimizer`: a type such as
-        `nnx.LoRAParam`, or any NNX filter. All other variables are model state.
+        `nnx.LoRAParam`, or any NNX filter. All other variables are model state. Those
+        that the loss does not change are not sent: pass `batch` to `train.init`.
 
     Returns:
       A tuple `(pure_loss_fn, params, model_state)`: a function for

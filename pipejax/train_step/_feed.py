@@ -21,6 +21,7 @@ from pipejax._core.checks import (
 from pipejax._core.executors import StepConfig
 from pipejax._internal.keys import as_numbers, is_key
 from pipejax._internal.mesh import AxisName, axes, inner_axes
+from pipejax._internal.shards import over
 from pipejax._internal.types import Leaf, Tree
 
 
@@ -104,12 +105,19 @@ def laid_out(batch: Tree, config: StepConfig) -> tuple[Tree, tuple[P, ...]]:
     places arrays that are not committed to devices.
     """
     data, own = config.data, axes(config.axis_name)
-    shards = bool(inner_axes(config.mesh, config.axis_name))
-    arrays = jax.tree.map(functools.partial(_laid_out, data, own, shards), batch)
-    leaves = jax.tree.leaves(arrays)
-    if not shards or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return arrays, ()
-    return arrays, tuple(_in_group(leaf, own) for leaf in leaves)
+    inner = inner_axes(config.mesh, config.axis_name)
+    arrays = jax.tree.map(functools.partial(_laid_out, data, own, bool(inner)), batch)
+    found = list(map(_spec, jax.tree.leaves(arrays))) if inner else []
+    specs = tuple(over(spec, inner) for spec in found if spec is not None)
+    return arrays, specs if len(specs) == len(found) else ()
+
+
+def _spec(leaf: Leaf) -> P | None:
+    """Returns the spec of an array; `None` if it is traced on a mesh with Auto axes."""
+    if not isinstance(leaf, jax.core.Tracer):
+        return leaf.sharding.spec
+    sharding = jax.typeof(leaf).sharding
+    return sharding.spec if sharding.mesh.are_all_axes_explicit else None
 
 
 def _laid_out(
@@ -133,12 +141,6 @@ def _is_split(sharding: Any, data: NamedSharding, own: tuple[str, ...]) -> bool:
     first = sharding.spec[0]
     same = sharding.device_set == data.device_set
     return same and first is not None and axes(first)[: len(own)] == own
-
-
-def _in_group(leaf: Leaf, own: tuple[str, ...]) -> P:
-    """Returns the spec of a group's share of an array, over inner axes."""
-    first, *others = leaf.sharding.spec
-    return P(axes(first)[len(own) :] or None, *others)
 
 
 def least_of_all_processes(own: int) -> int:

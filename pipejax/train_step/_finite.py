@@ -13,8 +13,8 @@ from pipejax._core.step import (
     Inputs,
     PipelineState,
     averaged,
-    full_form,
     inputs_over,
+    typed_loss,
 )
 from pipejax._internal.types import Leaf, ModelState
 
@@ -69,8 +69,7 @@ def _non_finite(model_state: ModelState) -> list[bool]:
 def _unchanged(
     config: StepConfig, state: PipelineState, inputs: Inputs
 ) -> tuple[bool, ...]:
-    settings = config.step.settings
-    loss_fn = full_form(settings.loss_fn, settings.compute_dtype)
+    loss_fn = typed_loss(config.step.settings, state.shards, inputs.specs)
     over_data = inputs_over(config.axis_name)
     specs = P(), over_data.batch, P(), P(), over_data.shared
     local = config.on_mesh(lambda *args: loss_fn(*args)[1], specs, P())

@@ -30,7 +30,6 @@ from pipejax._core.step import (
     PipelineState,
     Trainable,
     common_of,
-    empty_message,
     inner_state_specs,
     inputs_over,
     state_data_specs,
@@ -115,9 +114,8 @@ def planned(config: StepConfig, arguments: Arguments, inputs: Inputs | None) -> 
     shards = _argument_shards(config, forms, specs)
     like = _message_form(config, forms, inputs, shards)
     # With a sharded optimizer, the form of the message decides how the state is split.
-    shards = config.step.layout(forms.params, like, config.mesh)
-    like = like._replace(shards=shards)
-    make = _maker(config, forms, like)
+    shards = config.step.layout(forms.params, shards, like, config.mesh)
+    make = _maker(config, forms, like, shards)
     return Plan(make, _specs_of(forms, shards), _shapes(config, make, forms))
 
 
@@ -152,13 +150,14 @@ def _argument_shards(config: StepConfig, forms: Arguments, specs: Arguments) -> 
     if inner := inner_axes(config.mesh, config.axis_name):
         shards = Shards(specs.params, specs.model_state, inner=inner)
     if config.step.shards_optimizer:
-        data_axes = data_axes_of(forms.params, specs.params, config.devices)
+        mesh = config.mesh.shape
+        data_axes = data_axes_of(forms.params, specs.params, config.devices, mesh)
         shards = dataclasses.replace(shards, data_axes=data_axes)
     return shards
 
 
 def _maker(
-    config: StepConfig, forms: Arguments, like: Message
+    config: StepConfig, forms: Arguments, like: Message, shards: Shards
 ) -> Callable[[Arguments], PipelineState]:
     step = config.step
     own: Any = P(config.axis_name)
@@ -168,7 +167,7 @@ def _maker(
         new, known = step.settings.tx.init(params), opt_state is not None
         opt_state = restructured(opt_state, new) if known else new
         opt_state = jax.tree.map(jnp.asarray, opt_state)  # may be Python numbers
-        whole = Trainable(params, opt_state, shards=like.shards)
+        whole = Trainable(params, opt_state, shards=shards)
         length = config.width - 1
         return PipelineState(
             trainable=step.init(whole, known, length),
@@ -193,7 +192,7 @@ def _shapes(
     in_flight, own = state.in_flight, axes(config.axis_name)
     shardings = state_of(
         state_shardings(common_of(state), config.mesh, config.axis_name),
-        in_flight_shardings(in_flight, state.shards, config, own),
+        in_flight_shardings(in_flight, config, own),
         None,
     )
     return jax.tree.map(
@@ -222,10 +221,9 @@ def _message_form(
     Without `inputs`, the loss is taken to be the only passenger, and every leaf of the
     model state that can be averaged to change.
     """
-    settings, (params, model_state, rng, _) = config.step.settings, arguments
+    params, model_state, rng, _ = arguments
     if inputs is None:
-        dtype = settings.reduce_dtype
-        return jax.eval_shape(lambda: empty_message(params, model_state, dtype, shards))
+        return config.empty_message(params, model_state, shards)
 
     def local(
         params: optax.Params, model_state: ModelState, rng: Keys, inputs: Inputs

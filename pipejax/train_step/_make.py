@@ -23,7 +23,7 @@ from pipejax._core.checks import (
 )
 from pipejax._core.executors import StepConfig
 from pipejax._core.step import Loss, Settings, replicated_step, zero1_step
-from pipejax._internal.mesh import AxisName
+from pipejax._internal.mesh import AxisName, explicit_axes
 from pipejax._internal.threads import check_threads
 from pipejax.collectives import AllReduce, Schedule, psum
 
@@ -82,10 +82,12 @@ def make_train_step(
         `loss_fn(params, batch, *, model_state, rng) -> (scalar, pj.Aux(...))`. It takes
         the keywords that `init` was given, and sets the fields of `Aux` that it needs.
       tx: An Optax transformation. It sees the mean gradient, so that clipping by global
-        norm inside `tx` clips by the norm of the mean gradient. `init` raises an error
-        for the few optimizers that cannot be delayed or averaged.
-      mesh: Devices, such as `pj.data_mesh()`. Axes beside `axis_name` must be of type
-        Auto.
+        norm inside `tx` clips by the norm of the mean gradient. Gradients that it does
+        not read, as with `optax.set_to_zero` in `optax.partition`, are neither computed
+        nor sent. `init` raises an error for the few optimizers that cannot be delayed
+        or averaged.
+      mesh: Devices, such as `pj.data_mesh()` or the result of `jax.make_mesh`. Its axes
+        may have type Auto or Explicit.
       width: Pipeline width K, at least 1.
       warmup_steps: Number of steps at the start that run at width 1.
       microbatches: Number of parts of each device's share of a batch, whose gradients
@@ -186,6 +188,7 @@ def make_train_step(
         loss_fn=loss_fn,
         tx=check_tx(tx),
         axis_name=axis_name,
+        explicit=explicit_axes(mesh, axis_name),
         branches=mesh.devices.flat[0].platform == "cpu",
         microbatches=check_count("microbatches", microbatches, 1),
         compute_dtype=check_floating("compute_dtype", compute_dtype),

@@ -15,7 +15,6 @@ flight, and computes none.
 import bisect
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -123,9 +122,8 @@ class TrainStep:
           opt_state: State of the optimizer to continue from. `None` makes a new one.
           batch: One batch, as arrays or `jax.ShapeDtypeStruct`s. It shows what travels
             with the gradients if `width` is above 1. It is needed if `loss_fn` returns
-            metrics or a weight, or if the model state is not finite. Without it, leaves
-            of the model state that `loss_fn` returns unchanged travel too, as zeros,
-            with a warning.
+            metrics or a weight, if it returns floating or complex leaves of the model
+            state unchanged, or if the model state is not finite.
           shared: As for `step`, as arrays or shapes, if `loss_fn` takes it and `batch`
             is given.
 
@@ -336,8 +334,9 @@ class TrainStep:
           ValueError: If the state has another width or mesh.
         """
         self._check(state)
-        dtype, devices = self.settings.reduce_dtype, self.config.devices
-        check_pending(state, state.in_flight, dtype, devices)
+        args = state.trainable.whole_params, state.model_state, state.shards
+        wanted = self.config.empty_message(*args)
+        check_pending(wanted, state.in_flight, self.config.devices)
         phase = self._phase(state.calls)
         if self.phases[phase].width != self.width:  # nothing is in flight
             phase = -1
@@ -415,7 +414,12 @@ class TrainStep:
         """
         self._check(state)
         self.join()  # Only one thread may launch collectives.
-        return self._gathered(state)
+        leaves, structure = jax.tree.flatten(state.params)
+        specs = state.shards.params or (P(),) * len(leaves)
+        places = [NamedSharding(self.mesh, spec) for spec in specs]
+        return jax.jit(_copies, out_shardings=jax.tree.unflatten(structure, places))(
+            state.params
+        )
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -472,18 +476,6 @@ class TrainStep:
         """Returns the mesh axis of the data, or a tuple of axes."""
         return self.config.axis_name
 
-    @functools.cached_property
-    def _gathered(self) -> Callable[[PipelineState], optax.Params]:
-        def copies(state: PipelineState) -> optax.Params:
-            leaves, structure = jax.tree.flatten(state.params)
-            specs = state.shards.params or (P(),) * len(leaves)
-            places = [NamedSharding(self.mesh, spec) for spec in specs]
-            pairs = zip(leaves, places, strict=True)
-            whole = [jax.lax.with_sharding_constraint(*pair) for pair in pairs]
-            return jax.tree.map(jnp.copy, jax.tree.unflatten(structure, whole))
-
-        return jax.jit(copies)
-
     def _inputs(self, batch: Tree, shared: Tree) -> Inputs:
         """Checks the inputs of a step, and lays them out on the mesh."""
         check_batch(batch, self.config.devices, self.settings.microbatches)
@@ -537,3 +529,7 @@ class TrainStep:
         fused = Fused(self._executors[phase].config, error.reason)
         self._executors[phase] = fused
         return fused
+
+
+def _copies(params: optax.Params) -> optax.Params:
+    return jax.tree.map(jnp.copy, params)

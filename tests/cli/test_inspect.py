@@ -258,7 +258,7 @@ def test_json_file_holds_both_programs_and_their_collectives(folder):
     assert collective["bytes"] == 4 * (256 * 256 + 1)
 
 
-def test_step_whose_loss_shares_an_input_is_shown(capsys):
+def test_step_with_a_shared_input_is_shown(capsys):
     assert inspect("shared") == 0
     said = capsys.readouterr().out
     assert "D-Sync (K=1)" in said

@@ -10,7 +10,7 @@ import pytest
 import pipejax as pj
 from pipejax import codecs, collectives
 from pipejax._core.executors._thread import submit
-from pipejax.train_step._feed import laid_out
+from pipejax._core.step import Inputs
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
@@ -44,8 +44,7 @@ def test_each_phase_lowers_its_own_collectives():
     """Each phase has its own program, and `lower` returns that of the last phase."""
     train = make(BOTH)
     state, (batch,) = train.init(init_params()), batches(1)
-    placed = laid_out(batch, train.config)
-    lowered = (executor.lower(state, placed) for executor in train._executors)
+    lowered = (executor.lower(state, Inputs(batch)) for executor in train._executors)
     found = [in_text(program.as_text()) for program in lowered]
     arrays = len(jax.tree.leaves(state.in_flight.pending[0]))
     assert found == [["all-reduce"] * arrays, ["all-to-all", "all-gather"]]

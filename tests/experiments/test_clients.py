@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 
+import jax
 import optax
 import pytest
 from optax import contrib
@@ -27,6 +28,8 @@ from . import here
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIMIZERS, PROGRAMS, WAYS = _optimizers.OPTIMIZERS, _programs.PROGRAMS, _compare.WAYS
 REFUSED = [(name, way) for name in OPTIMIZERS for way in OPTIMIZERS[name].refused]
+# The programs whose train steps share inputs.
+SHARED = [*PROGRAMS][8:]
 # Linear, with moments, and by parts with matrices in one of them.
 FEW = ("sgd, momentum", "adamw", "partition into muon and adam")
 
@@ -50,13 +53,64 @@ def test_optimizers_train_like_a_loop_by_hand(name, way):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    all_ways(PROGRAMS, {(name, "width 2 predicted") for name in [*PROGRAMS][::8]}),
+    all_ways(
+        PROGRAMS,
+        {
+            (next(iter(PROGRAMS)), "width 2 predicted"),
+            *itertools.product(SHARED, ("width 1", "width 2 plain")),
+        },
+    ),
 )
 def test_programs_train_like_a_loop_by_hand(name, way):
     if name.startswith("Equinox"):
         pytest.importorskip("equinox")
     row = _compare.compared(PROGRAMS[name](0), 0, [way])[way]
     assert _compare.within(row), row
+
+
+@pytest.mark.full
+def test_teacher_averages_donated_pieces_of_a_sharded_optimizer():
+    program = PROGRAMS["Mean teacher: distillation"](0)
+    (student,) = program.clients
+    settings = {"donate": True, "shard_optimizer": True}
+    student = dataclasses.replace(student, settings=settings)
+    program = dataclasses.replace(program, clients=(student,))
+    row = _compare.compared(program, 0, ["width 2 plain"])["width 2 plain"]
+    assert _compare.within(row), row
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_other_shared_inputs_compile_nothing_anew(name, caplog, monkeypatch):
+    compiled = []
+
+    class Logged(_ours.Ours):
+        def step(self, batch, shared=None):
+            caplog.clear()
+            with jax.log_compiles():
+                super().step(batch, shared)
+            programs = [x for x in caplog.messages if x.startswith("Compiling ")]
+            compiled.append((self, programs))
+
+    monkeypatch.setattr(_ours, "Ours", Logged)
+    _ours.run(PROGRAMS[name](0), **WAYS["width 2 plain"].settings)
+    for trainer in {trainer for trainer, _ in compiled}:
+        first, *later = [programs for each, programs in compiled if each is trainer]
+        assert first
+        assert not any(later)
+
+
+def test_shared_input_of_the_step_before_is_outside_the_bound(monkeypatch):
+    class Late(_ours.Ours):
+        before = None
+
+        def step(self, batch, shared=None):
+            late, self.before = self.before or shared, shared
+            super().step(batch, late)
+
+    monkeypatch.setattr(_ours, "Ours", Late)
+    way, program = "width 2 plain", PROGRAMS["GAN: generator and discriminator"](0)
+    row = _compare.compared(program, 0, [way])[way]
+    assert row["params"]["difference"] > 100 * row["params"]["bound"]
 
 
 @pytest.mark.parametrize(("name", "way"), REFUSED)
@@ -91,7 +145,9 @@ def test_mean_without_weights_is_outside_the_bound(monkeypatch):
     client = dataclasses.replace(client, batches=client.batches[:2])
     run = _ours.run
 
-    def unweighted(client, **settings):
+    def unweighted(program, **settings):
+        (client,) = program.clients
+
         def loss(params, batch):
             value, extra = client.loss(params, batch)
             return value, extra._replace(weight=None)

@@ -415,7 +415,7 @@ def test_shared_input_reaches_the_loss():
     chex.assert_trees_all_close(raw(values(model)), nnx.to_pure_dict(wanted), rtol=1e-5)
 
 
-def test_shared_input_that_no_loss_takes_is_refused():
+def test_shared_input_is_refused_by_a_loss_without_the_keyword():
     train, state = start(fresh(), jax.random.key(2))
     with pytest.raises(ValueError, match=r"keyword `shared`, which `train.step` was"):
         train.step(state, batch_at(0), 1.0)

@@ -8,7 +8,12 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 import pipejax as pj
-from pipejax._internal.mesh import is_attached, without_mesh
+from pipejax._internal.mesh import (
+    auto_mesh,
+    explicit_axes,
+    is_attached,
+    without_mesh,
+)
 
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from ..overlap.test_topology import TPU
@@ -115,3 +120,14 @@ def test_described_devices_are_not_attached():
     assert is_attached(pj.data_mesh(2))
     pytest.importorskip("libtpu")
     assert not is_attached(pj.data_mesh(devices=pj.overlap.topology("tpu:v5e:2x4")))
+
+
+def test_explicit_axes_inside_groups_are_found():
+    types = (AxisType.Explicit, AxisType.Auto, AxisType.Explicit)
+    names = "host", "fsdp", "tp"
+    mesh = jax.make_mesh((2, 2, 2), names, axis_types=types)
+    assert explicit_axes(mesh, "host") == ("tp",)
+    assert explicit_axes(mesh, ("host", "tp")) == ()
+    auto = auto_mesh(mesh)
+    assert auto.axis_types == (AxisType.Auto,) * 3
+    assert (auto.shape, auto.devices.tolist()) == (mesh.shape, mesh.devices.tolist())

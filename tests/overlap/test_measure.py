@@ -71,7 +71,7 @@ def test_step_with_a_sharded_optimizer_is_measured(executor, width):
     assert all(value > 0 for values in measured for value in values)
 
 
-def test_step_whose_loss_shares_an_input_is_measured_and_inspected():
+def test_step_with_a_shared_input_is_measured_and_inspected():
     def loss(params, batch, *, shared):
         return shared * loss_fn(params, batch)
 

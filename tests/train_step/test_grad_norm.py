@@ -47,7 +47,7 @@ def placed(mesh):
     dtype=DTYPES,
     microbatches=[1, 2],
 )
-def test_norm_is_that_of_the_mean_gradient(
+def test_norm_equals_the_norm_of_the_mean_gradient(
     executor, groups, sharded, dtype, microbatches
 ):
     """Shards of groups and pieces of devices add up their squares."""

@@ -53,7 +53,7 @@ def test_large_step_compiles_and_knows_its_bytes(params, name, codec):
     params, train = PARAMS[params], make(name, codec)
     state = jax.eval_shape(train.init, params)
     batch = jax.ShapeDtypeStruct((4, 8), jnp.float32)
-    like = jax.eval_shape(lambda: empty_message(state.params, None, None))
+    like = jax.eval_shape(lambda: empty_message(train.settings, state.params, None))
     elements = layout_of(like).coded_size
     assert elements > 2**31
     memory = train.lower(state, batch).compile().memory_analysis()

@@ -68,7 +68,7 @@ def run(train, data, shared, **init):
 
 @pytest.mark.parametrize("executor", ["fused", pytest.param("host", marks=FULL)])
 @pytest.mark.parametrize("width", [1, 2, pytest.param(3, marks=FULL)])
-def test_each_step_computes_with_what_it_is_given(executor, width):
+def test_each_step_computes_with_its_own_shared_input(executor, width):
     data, shared = batches(5), teachers(5)
     tx = optax.sgd(0.1, momentum=0.9)
     settings = {"width": width, "weight_prediction": False}
@@ -262,7 +262,7 @@ def test_array_split_over_both_kinds_of_axes_is_refused():
 
 
 @pytest.mark.parametrize("wrong", ["text", [None, "a"], {"a": object()}])
-def test_leaf_that_is_no_array_is_refused(wrong):
+def test_leaf_other_than_an_array_is_refused(wrong):
     with pytest.raises(ValueError, match="`shared` must hold arrays of numbers"):
         step(make(), wrong)
 
@@ -307,7 +307,7 @@ def test_batch_with_a_shared_row_is_pointed_here():
 
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
-def test_whole_parameters_are_those_of_the_unsharded_optimizer(width, dtype):
+def test_whole_parameters_equal_unsharded_parameters(width, dtype):
     data = batches(3)
     found = []
     for sharded in (False, True):

@@ -25,9 +25,9 @@ ALL_REDUCES = {
 }
 
 
-def noisy(params, batch, *, model_state, rng):
+def noisy(params, batch, *, model_state, rng, shared):
     noise = jax.random.normal(rng, (batch["x"].shape[0], 1), batch["x"].dtype)
-    loss = loss_fn(params, {**batch, "x": batch["x"] + noise * jnp.float32(0.1)})
+    loss = loss_fn(params, {**batch, "x": batch["x"] + noise * shared["scale"]})
     after = {"mean": model_state["mean"] * jnp.float32(0.5), "n": model_state["n"]}
     return loss, pj.Aux(metrics={"loss": loss}, model_state=after, weight=jnp.int32(4))
 
@@ -46,10 +46,12 @@ def trained(mesh=None, all_reduce="psum", executor="fused", width=2, rng=KEY):
     place = NamedSharding(mesh, P("data"))
     data = [jax.device_put(batch, place) for batch in batches(STEPS)]
     model_state = {"mean": np.ones(2, np.float32), "n": np.int32(3)}
-    state = train.init(init_params(), model_state=model_state, rng=rng, batch=data[0])
+    shared = {"scale": np.float32(0.1)}
+    given = {"model_state": model_state, "rng": rng, "shared": shared}
+    state = train.init(init_params(), batch=data[0], **given)
     infos = []
     for batch in data:
-        state, info = train.step(state, batch)
+        state, info = train.step(state, batch, shared)
         infos.append(info)
     state, late = train.drain(state)
     loss = pj.mean_info([*infos, *late]).loss

@@ -81,7 +81,8 @@ def test_transfers_of_a_sharded_model_and_optimizer_are_listed(width):
     # A device has 16 of the 32 elements in its group, and gathers halves of them.
     assert scatter == Transfer("all-to-all", 2, 64)
     assert loss == Transfer("all-reduce", 2, 4)
-    assert finite == Transfer("all-reduce", 4, 4)
+    # Whether all elements are finite, and the sum of their squares.
+    assert finite == Transfer("all-reduce", 4, 8)
     assert gather == Transfer("all-gather", 2, 32)
 
 

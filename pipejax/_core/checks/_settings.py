@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from pipejax._internal.integers import is_integer
-from pipejax._internal.mesh import AxisName, axes, inner_axes, is_attached
+from pipejax._internal.mesh import AxisName, axes, is_attached
 from pipejax.collectives import AllReduce, Schedule, has_reduce_scatter
 
 
@@ -153,15 +153,6 @@ def check_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
             f"`mesh` must have the axis {axis_name!r}, got the axes"
             f" {tuple(mesh.axis_names)}. Use pj.data_mesh(), or name the axis of the"
             " data: `axis_name=...`."
-        )
-    inner = inner_axes(mesh, axis_name)
-    if inner and AxisType.Explicit in mesh.axis_types:
-        raise ValueError(
-            "`mesh` must have axes of type Auto if it has inner axes, over which XLA"
-            f" shards a model, such as {inner[0]!r}; got {mesh.axis_types}. Make it"
-            " with pj.data_mesh, or with"
-            f" jax.make_mesh(..., axis_types=({len(mesh.axis_names)} *"
-            " (jax.sharding.AxisType.Auto,)))."
         )
     there = {device.process_index for device in mesh.devices.flat}
     left_out = {*range(jax.process_count())} - there

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message
 from pipejax._core.message import codec_states as codec_states_of_device
-from pipejax._core.step import PipelineState, empty_message
-from pipejax._internal.mesh import axes, inner_axes
+from pipejax._core.step import PipelineState
+from pipejax._internal.mesh import auto_mesh, axes, inner_axes
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import CodecStates
 
@@ -25,9 +25,8 @@ def codec_states(
     abstract: bool = False,
 ) -> CodecStates:
     """Returns the codec states of all phases of a run together."""
-    dtype, whole = phases[-1].step.settings.reduce_dtype, state.trainable.whole_params
     shards = Shards(state.shards.params, data_axes=state.shards.data_axes)
-    like = jax.eval_shape(lambda: empty_message(whole, None, dtype, shards))
+    like = phases[-1].empty_message(state.trainable.whole_params, None, shards)
     like = like._replace(passengers=None)
     # A warm-up has the all-reduce of the phase that follows it.
     different = {id(phase.all_reduce): phase for phase in phases}
@@ -51,9 +50,11 @@ def codec_states_of(
     every = (*axes(config.axis_name), *inner)
     own = P(every if len(every) > 1 else every[0])
 
+    mesh = auto_mesh(config.mesh)  # as in `in_flight_shardings`
+
     def placed(shape: Any) -> jax.ShapeDtypeStruct:
         # JAX replicates arrays without elements.
-        sharding = NamedSharding(config.mesh, own if shape.size else P())
+        sharding = NamedSharding(mesh, own if shape.size else P())
         return shape.update(sharding=sharding)
 
     shapes = jax.tree.map(placed, jax.eval_shape(program))

@@ -6,12 +6,25 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.step import Common, Inputs, InputSpecs, Step, state_data_specs
+from pipejax._core.message import Message
+from pipejax._core.step import (
+    Common,
+    Computed,
+    Inputs,
+    InputSpecs,
+    Step,
+    empty_message,
+    moving,
+    state_data_specs,
+)
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
-from pipejax._internal.types import Specs
+from pipejax._internal.shards import Shards
+from pipejax._internal.types import ModelState, Specs, Tree
 from pipejax.collectives import AllReduce
 
 
@@ -63,6 +76,21 @@ class StepConfig:
         inner = inner_axes(self.mesh, self.axis_name)
         return None if inner else Inputs(self.data, None, InputSpecs())
 
+    def empty_message(
+        self, params: optax.Params, model_state: ModelState, shards: Shards
+    ) -> Message:
+        """Returns the shapes of `empty_message`, for one device or group."""
+        make = functools.partial(
+            empty_message, self.step.settings, params, model_state, shards
+        )
+        return jax.eval_shape(self.on_mesh(make, (), P()))
+
+    def result(self, state: Common, computed: Computed | None, changes: Tree) -> Common:
+        """Returns what a program returns of a state after an update by `changes`."""
+        # An array that the program may overwrite is returned without a copy. It would
+        # be deleted if it were not returned.
+        return state if self.donate else moving(state, computed, changes)
+
     def at(self, mesh: Mesh) -> "StepConfig":
         """Returns the same configuration on another mesh."""
         return dataclasses.replace(self, mesh=mesh)
@@ -73,15 +101,20 @@ class StepConfig:
         """Returns `local` as a program that each device or group runs on its share."""
         return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
 
-    def on_state(self, local: Callable[..., Any], rest: Specs, results: Specs) -> Any:
+    def on_state(self, local: Callable[..., Any], rest: Specs) -> Any:
         """Returns `local` as a program of what is common and more arguments.
 
-        The first of its results is the next `Common`. `rest` and `results` are the
-        partition specs of the other arguments and results.
+        Its results are the next `Common`, the queue of each device, and infos. `rest`
+        are the partition specs of the other arguments.
         """
 
         def specs(state: Common, *_: Any) -> tuple[Any, Any]:
             own = state_data_specs(state, self.axis_name)
-            return (own, *rest), (own, *results)
+            # The next state may have no leaf in place of one that does not move.
+            after = own._replace(model_state=P())
+            return (own, *rest), (after, P(self.axis_name), P())
 
-        return on_mesh_by(specs, local, self.mesh, self.axis_name)
+        def like(state: Common, *_: Any) -> tuple[Any, ...]:
+            return state, None, state.step
+
+        return on_mesh_by(specs, local, self.mesh, self.axis_name, like)

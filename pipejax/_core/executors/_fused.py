@@ -36,9 +36,11 @@ from pipejax._core.step import (
     PipelineState,
     StepInfo,
     common_of,
+    completed,
     inputs_over,
     state_of,
 )
+from pipejax._internal.structures import no_leaf
 
 from ._config import StepConfig
 from ._interleave import interleave
@@ -68,6 +70,7 @@ class Fused:
         program = self._programs[_is_traced(state)]
         common, entering, info = program(common_of(state), leaving, staying, inputs)
         self._hand_on(state, info)
+        common = completed(common, common_of(state))
         in_flight = entering._replace(pending=(*staying, *entering.pending))
         return state_of(common, in_flight, state.calls), info
 
@@ -76,6 +79,7 @@ class Fused:
         self._wait_turn(state)
         common, in_flight, infos = self._drain(common_of(state), state.in_flight)
         self._hand_on(state, infos)
+        common = completed(common, common_of(state))
         return state_of(common, in_flight, state.calls), infos
 
     def lower(self, state: PipelineState, inputs: Inputs) -> jax.stages.Lowered:
@@ -107,7 +111,6 @@ class Fused:
             self.config.on_state(
                 self._local_step,
                 (per_device, per_device, inputs_over(self.config.axis_name)),
-                (per_device, P()),
             ),
             in_shardings=(None, None, None, self.config.inputs),
             donate_argnums=self._donated,
@@ -121,9 +124,7 @@ class Fused:
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
         per_device = P(self.config.axis_name)
-        program = self.config.on_state(
-            self._local_drain, (per_device,), (per_device, P())
-        )
+        program = self.config.on_state(self._local_drain, (per_device,))
         return jax.jit(program, donate_argnums=self._donated)
 
     @property
@@ -163,6 +164,7 @@ class Fused:
         state, info = step.apply(state, computed, reduced)
         spread = deviation(in_flight, reduced, config.axis_name)
         queue = shift(in_flight, fresh, after, spread)
+        state = config.result(state, computed, reduced.sum.changes)
         # Messages that stay in the queue are not results, which would be copies.
         return state, queue._replace(pending=queue.pending[-1:]), info
 
@@ -171,6 +173,7 @@ class Fused:
     ) -> tuple[Common, InFlight, tuple[StepInfo, ...]]:
         """Runs one device's part of a drain."""
         step, states, infos = self.config.step, in_flight.codec_states, []
+        changes = no_leaf(state.model_state)
         for age, message in enumerate(in_flight.pending):
             valid = valid_in_drain(in_flight, age)
             exchange = step.exchange(
@@ -179,6 +182,8 @@ class Fused:
             reduced, states = exchange.run(states)
             state, info = step.apply(state, None, reduced)
             infos.append(info)
+            changes = message.changes
+        state = self.config.result(state, None, changes)
         return state, emptied(in_flight, states), tuple(infos)
 
     def _wait_turn(self, state: PipelineState) -> None:

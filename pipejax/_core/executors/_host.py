@@ -44,6 +44,7 @@ from pipejax._core.step import (
     StepInfo,
     Trainable,
     common_of,
+    completed,
     state_of,
     without_trainable,
 )
@@ -241,7 +242,8 @@ class Host:
             due = due._replace(pending=(), deviation=None)
         args = state, computed, reduced, due
         self._check_no_own(self._programs.update, *args)
-        state, queue, info = self._programs.update(*args)
+        after, queue, info = self._programs.update(*args)
+        state = completed(after, state)
         if updated is not None:
             state = state._replace(trainable=updated)
         return state, queue, info

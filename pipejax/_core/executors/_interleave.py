@@ -1,5 +1,6 @@
 """Weaves the stages of an exchange into the compute that hides them."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from pipejax._internal.keys import as_numbers
+from pipejax._internal.shards import over_own_axes
 from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Stages
 
@@ -36,6 +38,7 @@ def interleave(
     """
     from ._segments import segments_of  # imports jax.extend, which is slow
 
+    barrier = functools.partial(over_own_axes, lax.optimization_barrier)
     segments, result = segments_of(compute, fractions(stages, early), *args)
     payload: Any = value, states
     values: list[Any] = []
@@ -43,7 +46,7 @@ def interleave(
         if i < len(stages.stages):
             payload = stages.stages[i](payload)
         values = segment(values)
-        payload, values = as_numbers(lax.optimization_barrier, (payload, values))
+        payload, values = as_numbers(barrier, (payload, values))
     value, after = stages.finish(payload)
     return value, after, result(values)
 

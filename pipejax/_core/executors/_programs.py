@@ -55,6 +55,7 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
         state: Common, computed: Computed | None, reduced: Reduced, due: InFlight
     ) -> tuple[Common, InFlight, StepInfo]:
         state, info = config.step.apply(state, computed, reduced)
+        state = config.result(state, computed, reduced.sum.changes)
         filled = entered(due.filled, config.width - 1)
         queue = InFlight((), filled, {}, deviation(due, reduced, axis))
         return state, queue, info
@@ -67,7 +68,9 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
         pieces = data_specs(trained, axis)
         return (pieces,), pieces
 
-    gathering = jax.jit(on_mesh_by(gather_specs, gather, config.mesh, axis))
+    gathering = jax.jit(
+        on_mesh_by(gather_specs, gather, config.mesh, axis, lambda trained: trained)
+    )
     return Programs(
         compute=jax.jit(
             on_mesh_by(compute_specs, config.step.compute, config.mesh, axis),
@@ -75,7 +78,7 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
         ),
         exchange=make_exchange(config, reduction_mesh),
         update=jax.jit(
-            config.on_mesh(update, (P(), P(), P(), own), (P(), own, P())),
+            config.on_state(update, (P(), P(), own)),
             donate_argnums=(0,) if config.donate else (),
         ),
         empty=jax.jit(config.on_mesh(lambda x: emptied(x, {}), (own,), own)),

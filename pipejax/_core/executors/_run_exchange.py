@@ -1,6 +1,7 @@
 """Exchanges messages in a program of its own, for the communication thread."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -41,6 +42,7 @@ def exchange_on_mesh(config: StepConfig) -> RunExchange:
     """Returns a function that exchanges each device's message on the mesh itself."""
     own: Specs = P(config.axis_name)
     whole: Specs = P()
+    nothing: Any = None
 
     def local(
         trained: Trainable | None, message: Message, before: CodecStates, valid: Valid
@@ -52,7 +54,10 @@ def exchange_on_mesh(config: StepConfig) -> RunExchange:
         reduced = Reduced(whole, whole, whole, whole, pieces)
         return (pieces, own, own, whole), (reduced, own)
 
-    program = jax.jit(on_mesh_by(specs, local, config.mesh, config.axis_name))
+    def like(trained: Trainable | None, *_: Any) -> Any:
+        return Reduced(nothing, nothing, nothing, nothing, trained), nothing
+
+    program = jax.jit(on_mesh_by(specs, local, config.mesh, config.axis_name, like))
     placed = flags(config.mesh)
 
     def exchange(

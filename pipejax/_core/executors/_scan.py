@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
@@ -44,6 +45,7 @@ def scan_operation(
     along = _stacked(outer, params["jaxpr"].jaxpr.invars)
     carried = len(results) - _stacked(results, params["jaxpr"].jaxpr.outvars)
     fixed = len(outer) - carried - along
+    mesh = equation.ctx.cur_abstract_mesh  # whose axis types the operands have
 
     def part(start: int, stop: int, reads: Any, writes: Any) -> TracedOperation:
         """Returns the operation of the iterations from `start` to `stop`.
@@ -53,6 +55,10 @@ def scan_operation(
         """
 
         def run(*values: Any) -> Sequence[Any]:
+            with jax.sharding.use_abstract_mesh(mesh):
+                return iterations(*values)
+
+        def iterations(*values: Any) -> Sequence[Any]:
             consts, state, xs, done = _split(values, fixed, carried, along)
 
             def one(state: Any, x: Any) -> Any:

@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import InFlight, Message
 from pipejax._core.step import Common, inner_state_specs, state_data_specs
-from pipejax._internal.mesh import AxisName
-from pipejax._internal.shards import Shards, combined_spec, of_all_groups
+from pipejax._internal.mesh import AxisName, auto_mesh
+from pipejax._internal.shards import combined_spec, of_all_groups
 from pipejax._internal.types import Leaf, Tree
 
 from ._config import StepConfig
@@ -30,36 +30,40 @@ def state_shardings(state: Common, mesh: Mesh, axis_name: AxisName) -> Common:
 
 
 def in_flight_shardings(
-    in_flight: InFlight, shards: Shards, config: StepConfig, data: tuple[str, ...]
+    in_flight: InFlight, config: StepConfig, data: tuple[str, ...]
 ) -> InFlight:
     """Returns the sharding of every array in flight, without those of codec states.
 
     `in_flight` is the pipeline of all groups. Every group has its own part along the
-    axes `data`. If there are none, it has the arrays of all.
+    axes `data`. If there are none, it has the arrays of all. The axes of the mesh have
+    type Auto: JAX has no type for an array that is split along one of its axes over
+    mesh axes of both types.
     """
+    mesh = auto_mesh(config.mesh)
 
     def lying(tree: Tree, specs: tuple[P, ...]) -> Any:
         leaves, structure = jax.tree.flatten(tree)
         specs = specs or (P(),) * len(leaves)
         pairs = zip(leaves, specs, strict=bool(leaves))
         shardings = [
-            _sharding(leaf, of_all_groups(spec, data), config.mesh)
-            for leaf, spec in pairs
+            _sharding(leaf, of_all_groups(spec, data), mesh) for leaf, spec in pairs
         ]
         return jax.tree.unflatten(structure, shardings)
 
     def of_message(message: Message) -> Message:
         return message._replace(
-            gradients=lying(message.gradients, shards.params),
+            gradients=lying(message.gradients, message.shards.params),
             changes=lying(message.changes, message.shards.changes),
             passengers=lying(message.passengers, ()),
         )
 
+    pending = in_flight.pending
+    gradients = pending[0].shards.params if pending else ()
     return in_flight._replace(
-        pending=tuple(map(of_message, in_flight.pending)),
+        pending=tuple(map(of_message, pending)),
         filled=lying(in_flight.filled, ()),
         codec_states={},
-        deviation=lying(in_flight.deviation, shards.params),
+        deviation=lying(in_flight.deviation, gradients),
     )
 
 

@@ -146,17 +146,22 @@ def travelling(tree: Tree, dtype: DTypeLike | None) -> Tree:
 def mean_as(sums: Tree, like: Tree, message: Message, devices: int) -> Tree:
     """Undoes `travelling` on sums: returns means with the shapes and dtypes of `like`.
 
+    Where `sums` have `None`, the means have `None`.
+
     They are cast after the division, because a float16 mean may have a sum that float16
     cannot hold.
     """
 
-    def one(total: jax.Array, y: Any) -> jax.Array:
+    def one(y: Any, total: jax.Array | None) -> jax.Array | None:
+        return None if total is None else mean(total, y)
+
+    def mean(total: jax.Array, y: Any) -> jax.Array:
         if jnp.issubdtype(y.dtype, jnp.complexfloating):
             part = jax.ShapeDtypeStruct(y.shape, jnp.finfo(y.dtype).dtype)
             pair = total[..., 0], total[..., 1]
-            return lax.complex(*(one(each, part) for each in pair))
+            return lax.complex(*(mean(each, part) for each in pair))
         total = total.reshape(y.shape)
         wide = total.astype(jnp.promote_types(total.dtype, y.dtype))
         return mean_of(wide, message, devices).astype(y.dtype)
 
-    return jax.tree.map(one, sums, like)
+    return jax.tree.map(one, like, sums)

@@ -45,14 +45,14 @@ class Reduced(NamedTuple):
 
     @classmethod
     def of(
-        cls, total: Message, valid: jax.Array, *, on_pieces: bool = False
+        cls, total: Message, valid: jax.Array, *, on_partitions: bool = False
     ) -> "Reduced":
         """Checks every element of gradients and changes for infinity and NaN.
 
         The check takes no norm, which could overflow if all elements are finite.
 
-        If `on_pieces`, this is traced to be run on pieces of the arrays, which allows
-        reductions of a single array only.
+        If `on_partitions`, this is traced to be run on pieces of the arrays, where a
+        reduction may have a single array only.
         """
         # The largest magnitude would not show every NaN: on CPUs, XLA's maximum loses
         # NaN if there are 4,096 elements or more,
@@ -62,7 +62,7 @@ class Reduced(NamedTuple):
             specs = (*total.shards.params, *total.shards.changes)
             finite, squares = _of_group(leaves, specs)
         else:
-            finite, squares = _of_all(_each if on_pieces else _at_once, leaves)
+            finite, squares = _of_all(_each if on_partitions else _at_once, leaves)
         count = len(jax.tree.leaves(total.gradients))
         return cls(total, valid, finite, squares[:count])
 

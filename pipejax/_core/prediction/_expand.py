@@ -84,14 +84,25 @@ def reads(function: Callable[..., Any], *args: Any) -> Reads:
       >>> reads(lambda x, y, z: 2 * x + jnp.sign(y), 1.0, 1.0, 1.0)
       Reads(any=(True, True, False), jumps=(False, True, False))
     """
-    closed = jax.make_jaxpr(function)(*args)
-    count = range(len(closed.jaxpr.invars))
-    found = _joined_sets(_depends(closed, [frozenset([i]) for i in count]))
-    structure = jax.tree.structure(args)
+    found, structure = _joined_sets(sources(function, *args)), jax.tree.structure(args)
+    count = range(len(jax.tree.leaves(args)))
     return Reads(
         jax.tree.unflatten(structure, [i in found for i in count]),
         jax.tree.unflatten(structure, [_jump(i) in found for i in count]),
     )
+
+
+def sources(function: Callable[..., Any], *args: Any) -> list[frozenset[int]]:
+    """Returns for each result the arguments on which it depends, by number of leaf.
+
+    Negative numbers say that it does so by a jump.
+
+    Examples:
+      >>> sources(lambda x, y: (2 * y, x + y, 0.0), 1.0, 1.0)
+      [frozenset({1}), frozenset({0, 1}), frozenset()]
+    """
+    closed = jax.make_jaxpr(function)(*args)
+    return _depends(closed, [frozenset([i]) for i in range(len(closed.jaxpr.invars))])
 
 
 def _held(function: Callable[..., Any], points: Sequence[Any]) -> Callable[..., Any]:

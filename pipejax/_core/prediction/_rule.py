@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from pipejax._internal.structures import with_zeros
 from pipejax._internal.types import Tree
 
 from ._expand import expanded, reads, works_elementwise
@@ -263,7 +264,8 @@ def expansion(
 
 
 def like(gradients: optax.Updates, params: optax.Params) -> Any:
-    """Returns gradients in the dtypes of the parameters."""
+    """Returns gradients in the dtypes of the parameters, zeros in place of `None`."""
+    gradients = with_zeros(gradients, params)
     return jax.tree.map(lambda g, w: g.astype(w.dtype), gradients, params)
 
 

@@ -15,7 +15,6 @@ from ._inputs import Inputs as Inputs
 from ._inputs import InputSpecs as InputSpecs
 from ._inputs import inputs_over as inputs_over
 from ._loss import Loss as Loss
-from ._loss import full_form as full_form
 from ._model_state import averaged as averaged
 from ._prediction import KindOf as KindOf
 from ._replicated import replicated_step as replicated_step
@@ -24,6 +23,7 @@ from ._state import Common as Common
 from ._state import PipelineState as PipelineState
 from ._state import Trainable as Trainable
 from ._state import common_of as common_of
+from ._state import completed as completed
 from ._state import data_specs as data_specs
 from ._state import inner_state_specs as inner_state_specs
 from ._state import state_data_specs as state_data_specs
@@ -33,4 +33,6 @@ from ._step import Computed as Computed
 from ._step import Rule as Rule
 from ._step import Settings as Settings
 from ._step import Step as Step
+from ._typed_loss import typed_loss as typed_loss
+from ._update import moving as moving
 from ._zero1 import zero1_step as zero1_step

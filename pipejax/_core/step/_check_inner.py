@@ -9,11 +9,11 @@ from pipejax._internal.traced_axes import constrained_axes
 from pipejax._internal.types import Keys, ModelState
 
 from ._inputs import Inputs
-from ._loss import Loss, full_form
+from ._loss import Loss
 
 
 def warn_of_unused_axes(
-    loss_fn: Loss,
+    full: Loss,
     params: optax.Params,
     model_state: ModelState,
     rng: Keys,
@@ -22,7 +22,8 @@ def warn_of_unused_axes(
 ) -> None:
     """Warns of inner axes along which all devices hold and compute the same.
 
-    Must be called while a step is traced, and so warns once for each program.
+    Must be called while a step is traced, and so warns once for each program. `full` is
+    the loss function in its full form.
     """
     split = inputs.specs
     if not split.batch:
@@ -33,7 +34,6 @@ def warn_of_unused_axes(
     unused = {name for name in inner if mesh.shape[name] > 1} - used
     if not unused:
         return
-    full = full_form(loss_fn, None)
     args = params, inputs.batch, model_state, rng, inputs.shared
     unused -= constrained_axes(full, *args)
     if unused:

@@ -8,14 +8,12 @@ from typing import Any
 import jax
 import optax
 from jax.core import Tracer
-from jax.typing import DTypeLike
 
 from pipejax._core.checks import check_opt_state, is_array
 from pipejax._core.message import InFlight, Message, width_of
 from pipejax._internal.structures import difference, paths
 from pipejax._internal.types import Leaf
 
-from ._gradient import empty_message
 from ._state import Common, PipelineState
 
 
@@ -120,20 +118,14 @@ def check_in_flight(
         )
 
 
-def check_pending(
-    state: PipelineState | Common,
-    in_flight: InFlight,
-    reduce_dtype: DTypeLike | None,
-    devices: int = 1,
-) -> None:
-    """Raises a `ValueError` unless messages in flight fit parameters and model state.
+def check_pending(wanted: Message, in_flight: InFlight, devices: int = 1) -> None:
+    """Raises a `ValueError` unless messages in flight have the form of `wanted`.
 
-    `in_flight` is the pipeline of one device, or the concatenated ones of several.
+    `wanted` has every change of model state. `in_flight` is the pipeline of one device,
+    or the concatenated ones of several.
     """
     if not in_flight.pending:
         return
-    args = state.trainable.whole_params, state.model_state, reduce_dtype
-    wanted = jax.eval_shape(lambda: empty_message(*args))
     oldest = in_flight.pending[0]
     # Leaves that the loss function returns unchanged have no change in flight.
     sent = paths(oldest.changes)
@@ -149,8 +141,8 @@ def check_pending(
             leaf, expected, there = found
             raise ValueError(
                 f"`state` must have {name} in flight of these parameters, this model"
-                f" state and this `reduce_dtype`: `{leaf}` {expected}; got {there} in"
-                f" its place. {_GO_ON}"
+                f" state, this `tx` and this `reduce_dtype`: `{leaf}` {expected}; got"
+                f" {there} in its place. {_GO_ON}"
             )
 
 
@@ -202,6 +194,16 @@ def _check_changes(message: Message, in_flight: Message) -> None:
             " with the train step that made it, then go on from"
             " `train.init(state.params, opt_state=state.opt_state,"
             " model_state=state.model_state, batch=batch)`."
+        )
+    if unused := paths(in_flight.changes) - paths(message.changes):
+        leaf = min(map(jax.tree_util.keystr, unused))
+        more = f" and {len(unused) - 1} more leaves" if len(unused) > 1 else ""
+        raise ValueError(
+            "`batch` must be given to `train.init` where `loss_fn` returns model state"
+            " unchanged, to show that its changes need not travel; got a state with"
+            f" room for changes of `model_state{leaf}`{more}. Call `train.init(params,"
+            " ..., batch=batch)`. If the state is one of another loss function, drain"
+            " it first with the train step that made it."
         )
 
 

@@ -14,11 +14,12 @@ from pipejax._internal.types import Keys
 
 from ._check_inner import warn_of_unused_axes
 from ._check_state import check_mean, check_pending, check_room
-from ._gradient import local_message
+from ._gradient import empty_message, local_message
 from ._inputs import Inputs
 from ._model_state import predicted_model_state
 from ._state import Common, Trainable
 from ._step import Computed, Settings
+from ._typed_loss import typed_loss
 
 Point = Callable[[Common, InFlight], optax.Params]
 """From a state and this device's messages in flight to the parameters at which this
@@ -38,7 +39,10 @@ def compute(
 ) -> tuple[Message, Computed]:
     """Returns this device's message, and what the update will need."""
     shards, whole = state.shards, state.trainable.whole_params
-    check_pending(state, in_flight, settings.reduce_dtype)
+    like = jax.eval_shape(
+        lambda: empty_message(settings, whole, state.model_state, shards)
+    )
+    check_pending(like, in_flight)
     if length := len(in_flight.pending):
         wanted = jax.eval_shape(lambda: empty_mean(state.trainable, length))
         check_mean(state, wanted is not None)
@@ -48,19 +52,16 @@ def compute(
     rng, key = _split(state.rng, lax.axis_index(settings.axis_name))
     if shards:
         args = whole, state.model_state, key, inputs, shards
-        warn_of_unused_axes(settings.loss_fn, *args)
+        warn_of_unused_axes(typed_loss(settings, shards, inputs.specs), *args)
     params = point(state, in_flight)
     model_state = predicted_model_state(
         state.model_state, in_flight, shards, skip_nonfinite=settings.skip_nonfinite
     )
-    # A queue has room for the changes that `init` has seen. Others would change its
-    # form.
-    room = in_flight.pending[0].changes if in_flight.pending else None
-    message, after = local_message(
-        settings, params, model_state, key, inputs, shards, room
+    message, counters = local_message(
+        settings, params, model_state, key, inputs, shards
     )
     check_room(message, in_flight)
-    return message, Computed(after, rng, state.step + 1)
+    return message, Computed(counters, rng, state.step + 1)
 
 
 def _split(rng: Keys, place: jax.Array) -> tuple[Any, Any]:

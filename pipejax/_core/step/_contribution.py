@@ -77,7 +77,7 @@ def contribution(
     wide, metrics = _times(weight, (wide, metrics), empty)
     passengers = Passengers.of(wide, metrics, weight)
     after = jax.tree.map(
-        lambda a, b: jnp.where(empty, b, a) if averaged(b) else a,
+        lambda a, b: jnp.where(empty, b, a) if averaged(b) and a is not b else a,
         returned.model_state,
         model_state,
     )

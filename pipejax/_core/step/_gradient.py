@@ -14,6 +14,7 @@ r"""Computes the gradient of one device, and makes the message that it sends.
 
   $$\sum_j W_j g_j$$
 
+- Frozen parameters (`_frozen`): no gradient is computed, and `None` takes its place.
 - Mixed precision: the loss sees parameters and inputs in `compute_dtype`. The gradient
   is taken with respect to the master copy of the parameters, and has its dtype.
 """
@@ -27,17 +28,18 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jax.typing import DTypeLike
 
 from pipejax._core.message import Message, Passengers, travelling, with_constraints
 from pipejax._internal.shards import UNSHARDED, Shards, constrained
-from pipejax._internal.types import Keys, ModelState
+from pipejax._internal.structures import merged, of_leaves
+from pipejax._internal.types import Keys, ModelState, Tree
 
 from ._contribution import combined, contribution
+from ._frozen import without_frozen
 from ._inputs import Inputs
-from ._loss import full_form
-from ._model_state import changes_of, every_change, warn_of_zeros, with_changes
+from ._model_state import changes_of, counters_of, every_change
 from ._step import Settings
+from ._typed_loss import typed_loss
 
 
 def local_message(
@@ -47,21 +49,25 @@ def local_message(
     rng: Keys,
     inputs: Inputs,
     shards: Shards = UNSHARDED,
-    room: Any = None,
-) -> tuple[Message, Any]:
+) -> tuple[Message, Tree]:
     """Runs the loss and its gradient over this device's share of the batch.
 
-    Several microbatches get keys of their own, split from `rng`. `room` has the changes
-    of model state for which the queue has room, or is `None` without a queue. The model
-    state that is returned is that of this device alone.
+    Several microbatches get keys of their own, split from `rng`. Returned are also the
+    leaves of the model state that advance at once, as this device's loss left them.
     """
     split, count = inputs.specs, settings.microbatches
     full = functools.partial(
-        full_form(settings.loss_fn, settings.compute_dtype),
+        typed_loss(settings, shards, split),
         shared=constrained(inputs.shared, split.shared),
     )
+    trained = without_frozen(settings.tx, params)
+    specs = of_leaves(shards.params, params, trained)
+
+    def of_trained(trained: Tree, **rest: Any) -> Any:
+        return full(merged(trained, params), **rest)
+
     of_batch = functools.partial(
-        contribution, full, params, axis_name=settings.axis_name, specs=shards.params
+        contribution, of_trained, trained, axis_name=settings.axis_name, specs=specs
     )
     arrays = constrained(inputs.batch, split.batch)
     if count == 1:
@@ -82,42 +88,58 @@ def local_message(
         # Without this, each microbatch may lie on a single device of the group.
         parts = constrained(parts, tuple(P(None, *spec) for spec in split.batch))
         keys = jax.tree.map(lambda key: jax.random.split(key, count), rng)
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        zeros = constrained(zeros, shards.params)
+        zeros = jax.tree.map(jnp.zeros_like, trained)
+        zeros = constrained(zeros, specs)
         (total, after), (each, returned) = lax.scan(
             add, (zeros, model_state), (parts, keys)
         )
         gradients, passengers = combined(total, each)
         returned = dataclasses.replace(returned, model_state=after)
-    after, unchanged = returned.model_state, returned.unchanged
-    changes = changes_of(after, model_state, unchanged, room)
-    warn_of_zeros(changes, model_state, unchanged)
+    args = returned.model_state, model_state, returned.unchanged
+    gradients = travelling(gradients, settings.reduce_dtype)
+    changes = travelling(changes_of(*args), settings.reduce_dtype)
     message = with_constraints(
         Message(
-            gradients=travelling(gradients, settings.reduce_dtype),
-            changes=travelling(changes, settings.reduce_dtype),
+            gradients=gradients,
+            changes=changes,
             passengers=passengers,
-            shards=with_changes(shards, model_state, changes),
+            shards=_shards_of(shards, (params, trained), (model_state, changes)),
         )
     )
-    _check_range(params, message)
-    return message, after
+    _check_range(trained, message)
+    return message, counters_of(*args)
 
 
 def empty_message(
+    settings: Settings,
     params: optax.Params,
     model_state: ModelState,
-    reduce_dtype: DTypeLike | None,
     shards: Shards = UNSHARDED,
 ) -> Message:
     """Makes a message of zeros with all changes, whose only passenger is the loss."""
-    gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
-    changes = every_change(model_state)
+    trained = without_frozen(settings.tx, params)
+    gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), trained)
+    changes = travelling(every_change(model_state), settings.reduce_dtype)
     return Message(
-        gradients=travelling(gradients, reduce_dtype),
-        changes=travelling(changes, reduce_dtype),
+        gradients=travelling(gradients, settings.reduce_dtype),
+        changes=changes,
         passengers=Passengers.of(jnp.zeros(()), None),
-        shards=with_changes(shards, model_state, changes),
+        shards=_shards_of(shards, (params, trained), (model_state, changes)),
+    )
+
+
+def _shards_of(
+    shards: Shards, params: tuple[Tree, Tree], model_state: tuple[Tree, Tree]
+) -> Shards:
+    """Returns how a group shards a message, from how it shards the state.
+
+    `params` and `model_state` are pairs of what the state has and what the message has.
+    """
+    return Shards(
+        params=of_leaves(shards.params, *params),
+        changes=of_leaves(shards.model_state, *model_state),
+        data_axes=of_leaves(shards.data_axes, *params),
+        inner=shards.inner,
     )
 
 
@@ -125,7 +147,7 @@ def _in_parts(x: jax.Array, count: int) -> jax.Array:
     return x.reshape(count, x.shape[0] // count, *x.shape[1:])
 
 
-def _check_range(params: optax.Params, message: Message) -> None:
+def _check_range(params: Tree, message: Message) -> None:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((params, message.gradients))}
     if message.weight is not None and jnp.dtype(jnp.float16) in dtypes:
         raise ValueError(

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from pipejax._internal.structures import alike, restructured
 from pipejax._internal.types import Keys, Leaf, ModelState, Tree
 
+from ._axis_rules import axis_rule_error, rules_of_group
 from ._state import Aux
 
 Loss = Callable[..., Any]
@@ -65,11 +66,16 @@ def full_form(loss_fn: Loss, compute_dtype: DTypeLike | None) -> Loss:
         passed = {"model_state": own, "rng": rng, "shared": shared}
         passed = {name: value for name, value in passed.items() if value is not None}
         try:
-            out = loss_fn(params, batch, **passed)
+            with rules_of_group():
+                out = loss_fn(params, batch, **passed)
         except NameError as error:
             if "unbound axis name" not in str(error):
                 raise
             raise _unbound(error) from error
+        except ValueError as error:
+            if explained := axis_rule_error(error):
+                raise explained from error
+            raise
         loss, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, Aux())
         _check_loss(loss, aux)
         _check_metrics(aux.metrics)

@@ -18,12 +18,11 @@ There are three kinds of leaves:
 
 - Floating and complex leaves are averaged, as above. A complex number travels as two
   real numbers.
-- A leaf that the loss function returns unchanged, as the same object, is not sent.
+- A leaf that the loss function returns unchanged, as the same object, is not sent. It
+  is no result of the program of a step either, which would be a copy.
 - Other leaves (counters, PRNG keys) are the same on every device. They advance at once.
 """
 
-import dataclasses
-import warnings
 from typing import Any
 
 import jax
@@ -31,7 +30,7 @@ import jax.numpy as jnp
 
 from pipejax._core.message import InFlight, Message, Reduced, mean_as, valid_in_queue
 from pipejax._internal.shards import Shards, constrained
-from pipejax._internal.structures import paths
+from pipejax._internal.structures import no_leaf
 from pipejax._internal.types import Leaf, ModelState, Tree
 
 
@@ -59,38 +58,39 @@ def predicted_model_state(
         reduced = Reduced.of(own, valid)
         applied = reduced.usable if skip_nonfinite else reduced.counts
         changes = mean_changes(own, model_state, 1)
+        new = moved(model_state, no_leaf(model_state), changes)
         model_state = jax.tree.map(
-            lambda new, old, applied=applied: jnp.where(applied, new, old),
-            moved(model_state, model_state, changes),
+            lambda s, n, applied=applied: s if n is None else jnp.where(applied, n, s),
             model_state,
+            new,
         )
     return constrained(model_state, shards.model_state)
 
 
-def changes_of(
-    after: Tree, before: Tree, unchanged: tuple[bool, ...], room: Tree
-) -> Tree:
-    """Returns the change of each averaged leaf, and `None` in place of other leaves.
+def changes_of(after: Tree, before: Tree, unchanged: tuple[bool, ...]) -> Tree:
+    """Returns the change of each averaged leaf that the loss function changes.
 
-    A leaf that the loss function returns unchanged has no change, unless the queue has
-    room for one. It is then zero. (Such a leaf may hold an infinity, and the difference
-    `inf - inf` would be NaN.)
-
-    `room` has the changes for which the queue has room, with `None` in place of other
-    leaves.
+    `None` takes the place of other leaves. (A leaf that is returned unchanged may hold
+    an infinity, and the difference `inf - inf` would be NaN.)
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(before)
-    kept = paths(room)
 
     def change(path: Any, b: Any, a: Any, same: bool) -> Any:
         _check_averaged(path, b, same=same)
-        if not averaged(b) or (same and path not in kept):
-            return None
-        return jnp.zeros_like(b) if same else a - b
+        return None if same or not averaged(b) else a - b
 
     found = zip(leaves, jax.tree.leaves(after), unchanged, strict=True)
     return jax.tree.unflatten(
         structure, [change(*leaf, a, same) for leaf, a, same in found]
+    )
+
+
+def counters_of(after: Tree, before: Tree, unchanged: tuple[bool, ...]) -> Tree:
+    """Returns the leaves that advance at once, and `None` in place of other leaves."""
+    leaves, structure = jax.tree.flatten(before)
+    found = zip(leaves, jax.tree.leaves(after), unchanged, strict=True)
+    return jax.tree.unflatten(
+        structure, [None if same or averaged(b) else a for b, a, same in found]
     )
 
 
@@ -101,68 +101,27 @@ def every_change(model_state: ModelState) -> Tree:
     )
 
 
-def moved(model_state: ModelState, after: Tree, changes: Tree) -> ModelState:
-    """Returns `model_state` with the mean `changes` added to the leaves that have one.
+def moved(model_state: ModelState, counters: Tree, changes: Tree) -> Tree:
+    """Returns the leaves that a step moves, and `None` in place of other leaves.
 
-    Leaves that are neither floating nor complex are taken from `after`, the model state
-    as this device's loss has left it.
+    The mean `changes` are added to leaves that have one. Others have `counters` by what
+    the loss of this device did.
     """
-
-    def leaf(d: Any, s: Any, a: Any) -> Any:
-        if d is not None:
-            return s + d
-        still = s is None or jnp.issubdtype(s.dtype, jnp.inexact)
-        return s if still else a
-
-    return jax.tree.map(leaf, changes, model_state, after, is_leaf=lambda d: d is None)
+    return jax.tree.map(
+        lambda s, a, d: a if d is None else s + d, model_state, counters, changes
+    )
 
 
-def unmoved(model_state: ModelState, after: Tree) -> ModelState:
-    """Returns the model state after a step that applies no change."""
-    return moved(model_state, after, jax.tree.map(lambda _: None, model_state))
+def unmoved(model_state: ModelState, counters: Tree, changes: Tree) -> Tree:
+    """Returns the same leaves after a step that applies no change."""
+    return jax.tree.map(
+        lambda s, a, d: a if d is None else s, model_state, counters, changes
+    )
 
 
 def mean_changes(message: Message, model_state: ModelState, devices: int) -> Tree:
     """Returns the mean changes over devices, whatever the weights of the devices."""
-    like = jax.tree.map(
-        lambda d, s: None if d is None else s,
-        message.changes,
-        model_state,
-        is_leaf=lambda d: d is None,
-    )
-    unweighted = Message(message.gradients)
-    return mean_as(message.changes, like, unweighted, devices)
-
-
-def with_changes(shards: Shards, model_state: ModelState, changes: Tree) -> Shards:
-    """Returns how a group shards a message that has these changes."""
-    leaves, there = jax.tree_util.tree_leaves_with_path(model_state), paths(changes)
-    specs = shards.model_state and tuple(
-        spec
-        for (path, _), spec in zip(leaves, shards.model_state, strict=True)
-        if path in there
-    )
-    return dataclasses.replace(shards, changes=specs)
-
-
-def warn_of_zeros(changes: Tree, before: Tree, unchanged: tuple[bool, ...]) -> None:
-    """Warns of changes that are always zero, but travel because the queue has room.
-
-    Must be called while a step is traced, and so warns once for each program.
-    """
-    sent, leaves = paths(changes), jax.tree_util.tree_leaves_with_path(before)
-    pairs = zip(leaves, unchanged, strict=True)
-    still = [leaf for leaf, same in pairs if same and leaf[0] in sent]
-    if still:
-        size = sum(leaf.size * leaf.dtype.itemsize for _, leaf in still)
-        more = f" and {len(still) - 1} more leaves" if len(still) > 1 else ""
-        warnings.warn(
-            f"`loss_fn` returns `model_state{jax.tree_util.keystr(still[0][0])}`{more}"
-            f" unchanged: {size} bytes, which are sent in every step all the same,"
-            " because `train.init` was not given a batch that shows it. Call"
-            " `train.init(params, ..., batch=batch)`.",
-            stacklevel=2,
-        )
+    return mean_as(message.changes, model_state, Message(message.gradients), devices)
 
 
 def _check_averaged(path: Any, leaf: Leaf, *, same: bool) -> None:

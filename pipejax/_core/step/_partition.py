@@ -9,8 +9,9 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, summands
 from pipejax._core.partitioned import Devices, Split
-from pipejax._internal.mesh import axes
+from pipejax._internal.mesh import AxisName, axes
 from pipejax._internal.shards import (
+    Shards,
     combined_spec,
     data_spec,
     optimizer_specs,
@@ -62,9 +63,7 @@ class Partition(NamedTuple):
         names = (*own, *shards.inner)
         sizes = sizes or jax.sharding.get_abstract_mesh().shape
         devices = Devices({name: sizes[name] for name in names})
-        over_data = (data_spec(axis, settings.axis_name) for axis in shards.data_axes)
-        inner = shards.params or (P(),) * len(shards.data_axes)
-        split = tuple(map(combined_spec, inner, over_data))
+        split, inner = param_specs(shards, settings.axis_name)
         params = trainable.whole_params
         whole = jax.eval_shape(settings.tx.init, params)
         # The first guess is by path and shape. `zero1_step` plans the update to find
@@ -93,6 +92,15 @@ class Partition(NamedTuple):
         """
         same = self.devices.divides(split_of(spec, len(split))) == split
         return spec if same else spec_of(split)
+
+
+def param_specs(
+    shards: Shards, axis_name: AxisName
+) -> tuple[tuple[P, ...], tuple[P, ...]]:
+    """Returns how parameters or gradients are split, over all axes and inner ones."""
+    over_data = (data_spec(axis, axis_name) for axis in shards.data_axes)
+    inner = shards.params or (P(),) * len(shards.data_axes)
+    return tuple(map(combined_spec, inner, over_data)), inner
 
 
 def check_partition(after: Sequence[P], partition: Partition) -> None:

@@ -23,7 +23,9 @@ from pipejax._core.message import (
 )
 from pipejax._core.prediction import Kind, Mean, Own, Update, kind_of, predicted
 from pipejax._internal.shards import constrained
+from pipejax._internal.structures import with_zeros
 
+from ._frozen import without_frozen
 from ._state import Common, Trainable
 from ._step import Settings
 from ._update import apply, select, updated
@@ -70,7 +72,8 @@ def empty_mean(
     kind = kind_of(params, length, lax.axis_size(settings.axis_name))
     if kind is None or kind.name == "linear":
         return None
-    return Mean.empty(params, settings.reduce_dtype)
+    trained = without_frozen(settings.tx, params)
+    return Mean.empty(trained, settings.reduce_dtype)
 
 
 def point(
@@ -125,6 +128,7 @@ def own_gradients(params: optax.Params, in_flight: InFlight) -> list[Own]:
         # Also where the optimizer is to deal with NaN: P times NaN is NaN.
         usable = Reduced.of(message, valid).usable
         gradients = mean_as(message.gradients, params, message, 1)
+        gradients = with_zeros(gradients, params)
         zeros = jax.tree.map(jnp.zeros_like, gradients)
         loss = mean_of(message.passengers.loss, message, 1)
         return Own(select(usable, gradients, zeros), loss, valid, usable)

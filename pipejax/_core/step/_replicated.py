@@ -53,6 +53,8 @@ def replicated_step(settings: Settings) -> Step:
     )
 
 
-def _layout(params: optax.Params, message: Message, mesh: Mesh) -> Shards:
-    del params, mesh
-    return message.shards
+def _layout(
+    params: optax.Params, shards: Shards, message: Message, mesh: Mesh
+) -> Shards:
+    del params, message, mesh
+    return shards

@@ -28,6 +28,7 @@ from pipejax._internal.shards import (
     optimizer_specs,
     over,
 )
+from pipejax._internal.structures import merged
 from pipejax._internal.types import Keys, ModelState, Specs, Tree
 
 
@@ -154,6 +155,11 @@ def state_of(common: Common, in_flight: InFlight, calls: Any) -> PipelineState:
     return PipelineState(in_flight=in_flight, calls=calls, **common._asdict())
 
 
+def completed(state: Common, before: Common) -> Common:
+    """Returns a state with those leaves of the model state that only `before` has."""
+    return state._replace(model_state=merged(state.model_state, before.model_state))
+
+
 def without_trainable(state: Common) -> Common:
     """Returns the state without what the exchange of a sharded optimizer updates."""
     nothing: Any = None
@@ -258,4 +264,8 @@ def _with_gradients(mean: Any, specs: Specs) -> Specs:
     """Returns the specs of a mean whose gradients are split by `specs`."""
     if mean is None or mean.gradients is None:
         return mean
-    return mean._replace(gradients=specs)
+    # A frozen parameter has no mean gradient.
+    split = jax.tree.map(
+        lambda spec, g: None if g is None else spec, specs, mean.gradients
+    )
+    return mean._replace(gradients=split)

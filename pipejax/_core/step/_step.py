@@ -31,7 +31,7 @@ from pipejax._core.message import Exchange, InFlight, Message, Reduced, Valid
 from pipejax._core.prediction import CODE
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import Shards
-from pipejax._internal.types import Keys, ModelState
+from pipejax._internal.types import Keys, Tree
 from pipejax.collectives import AllReduce
 
 from ._info import StepInfo
@@ -52,6 +52,7 @@ class Settings:
         CPUs. Accelerators select from both results, without waiting for the host.
       compute_dtype: dtype of the forward and the backward pass, or `None`.
       reduce_dtype: dtype in which gradients travel, or `None`.
+      explicit: The inner axes of type Explicit, which the loss function sees.
       skip_nonfinite: Whether updates that are not finite are skipped.
       slope_dtype: dtype in which devices gather slopes with a sharded optimizer. It has
         8 bits; tests use more.
@@ -61,6 +62,7 @@ class Settings:
     tx: optax.GradientTransformation
     axis_name: AxisName
     branches: bool = True
+    explicit: tuple[str, ...] = ()
     microbatches: int = 1
     compute_dtype: DTypeLike | None = None
     reduce_dtype: DTypeLike | None = None
@@ -71,9 +73,14 @@ class Settings:
 
 
 class Computed(NamedTuple):
-    """The values that `compute` leaves for the update of the same step."""
+    """The values that `compute` leaves for the update of the same step.
 
-    model_state: ModelState
+    Attributes:
+      counters: Pytree like the model state, with the leaves that advance at once, and
+        `None` in place of other leaves.
+    """
+
+    counters: Tree
     rng: Keys
     step: jax.Array
 
@@ -82,14 +89,13 @@ class Step(NamedTuple):
     """The work of one device or group in a step.
 
     Attributes:
-      layout: `(params, message, mesh) -> Shards` says how the arrays of a state are
-        split, from shapes alone. The message says how the parameters are.
+      layout: `(params, shards, message, mesh) -> Shards` says how the arrays of a state
+        are split, from shapes alone. The given shards leave out the optimizer's state.
       init: `(whole, known, length) -> Trainable` makes what is trained as this device
         keeps it, for queues of `length` messages. `known` says whether the optimizer's
         state was given.
-      message: `(params, model_state, rng, inputs, shards, room)` returns the message of
-        a batch, and the model state as the loss left it. `room` has the changes of
-        model state for which the queue has room.
+      message: `(params, model_state, rng, inputs, shards)` returns the message of a
+        batch, and the leaves of the model state that advance at once.
       compute: `(state, in_flight, inputs) -> Message, Computed`.
       exchange: `(trainable, message, valid, all_reduce) -> Exchange` sums a message
         over devices. With a sharded optimizer, it updates `trainable` on the way.
@@ -101,7 +107,7 @@ class Step(NamedTuple):
     """
 
     settings: Settings
-    layout: Callable[[optax.Params, Message, Mesh], Shards]
+    layout: Callable[[optax.Params, Shards, Message, Mesh], Shards]
     init: Callable[[Trainable, bool, int], Trainable]
     message: Callable[..., tuple[Message, Any]]
     compute: Callable[[Common, InFlight, Inputs], tuple[Message, Computed]]

@@ -19,8 +19,9 @@ from jax import lax
 
 from pipejax._core.checks import check_kept_form
 from pipejax._core.message import Message, Reduced, mean_as, mean_of
+from pipejax._internal.structures import merged, no_leaf, with_zeros
 from pipejax._internal.traced_axes import collective_axes
-from pipejax._internal.types import ModelState, Tree
+from pipejax._internal.types import Tree
 
 from ._info import StepInfo
 from ._model_state import mean_changes, moved, unmoved
@@ -41,9 +42,9 @@ def apply(
     Leaves of the model state that are not averaged advance even if nothing is applied.
     If `alone`, each device applies its own message, in a prediction.
     """
-    after = state.model_state
+    counters = no_leaf(state.model_state)
     if computed is not None:
-        after = computed.model_state
+        counters = computed.counters
         state = state._replace(rng=computed.rng, step=computed.step)
     if reduced.updated is not None:
         state = state._replace(trainable=reduced.updated)
@@ -53,15 +54,16 @@ def apply(
     # `gathered` and `slopes` change in the exchange alone, and pass by the branch.
     learned = trained._replace(gathered=None, slopes=None)
 
-    def update() -> tuple[Trainable, ModelState]:
+    # Leaves of the model state that nothing moves are in no branch either.
+    def update() -> tuple[Trainable, Tree]:
         changes = mean_changes(message, state.model_state, devices)
-        model_state = moved(state.model_state, after, changes)
+        new = moved(state.model_state, counters, changes)
         if message.gradients is None:  # the exchange has updated the others
-            return learned, model_state
-        return advanced(settings.tx, learned, message, devices), model_state
+            return learned, new
+        return advanced(settings.tx, learned, message, devices), new
 
-    def hold() -> tuple[Trainable, ModelState]:
-        return learned, unmoved(state.model_state, after)
+    def hold() -> tuple[Trainable, Tree]:
+        return learned, unmoved(state.model_state, counters, message.changes)
 
     # A branch compiles the update by itself, as in a step by hand, with the same bits.
     # But a collective in it would wait in vain for devices in the other branch.
@@ -69,6 +71,7 @@ def apply(
         new, model_state = lax.cond(applies, update, hold)
     else:
         new, model_state = select(applies, update(), hold())
+    model_state = merged(model_state, state.model_state)
     skipped = state.skipped + skips.astype(jnp.int32)
     info = _info(reduced, devices)
     state = state._replace(
@@ -77,6 +80,21 @@ def apply(
         skipped=skipped,
     )
     return with_constraints(state), info._replace(applied=applies, skipped=skipped)
+
+
+def moving(state: Common, computed: Computed | None, changes: Tree) -> Common:
+    """Returns a state without the leaves of the model state that a step leaves alone.
+
+    A program that returned them would copy them. `completed` puts them back.
+    """
+    counters = no_leaf(state.model_state) if computed is None else computed.counters
+    kept = jax.tree.map(
+        lambda s, a, d: None if a is None and d is None else s,
+        state.model_state,
+        counters,
+        changes,
+    )
+    return state._replace(model_state=kept)
 
 
 def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.Array]:
@@ -118,9 +136,12 @@ def updated(
     `optax.contrib.reduce_on_plateau` and `optax.polyak_sgd` read `value`, and wrappers
     hand it on.
 
+    A gradient that is `None` is given as zeros: the optimizer does not read it.
+
     Raises a `ValueError` if the optimizer needs more, such as the function `value_fn`
     of a line search.
     """
+    gradients = with_zeros(gradients, params)
     run: Any = functools.partial(tx.update, gradients, opt_state, params)
     try:
         try:

@@ -58,8 +58,16 @@ from pipejax.collectives import (
 )
 
 from ._compute import compute
+from ._frozen import without_frozen
 from ._gradient import local_message
-from ._partition import Partition, check_partition, exact_specs, spec_leaves, split_of
+from ._partition import (
+    Partition,
+    check_partition,
+    exact_specs,
+    param_specs,
+    spec_leaves,
+    split_of,
+)
 from ._prediction import KindOf, kinds
 from ._state import Trainable, data_specs
 from ._step import Settings, Step
@@ -98,6 +106,7 @@ def _layout(
     settings: Settings,
     kind_of: KindOf,
     params: optax.Params,
+    shards: Shards,
     message: Message,
     mesh: Mesh,
 ) -> Shards:
@@ -110,7 +119,6 @@ def _layout(
 
     Raises a `ValueError` if devices cannot update their pieces by themselves.
     """
-    shards = message.shards
     # Ends, because an array is only ever split further, and has few axes.
     while True:
         whole = Trainable(params, None, shards=shards)
@@ -142,7 +150,8 @@ def _empty_mean(
     kind = kind_of(params, length, partition.data)
     if kind is None:
         return None
-    mean = Mean.empty(params, settings.reduce_dtype)
+    trained = without_frozen(settings.tx, params)
+    mean = Mean.empty(trained, settings.reduce_dtype)
     if kind.name == "linear" and not needs_slopes(kind, partition):
         return mean._replace(gradients=None)
     return mean
@@ -183,7 +192,7 @@ def _exchange(
 ) -> Exchange:
     """Returns the exchange that updates the optimizer between its two halves."""
     assert trainable is not None
-    name, shards, whole = settings.axis_name, message.shards, trainable.whole_params
+    name, shards, whole = settings.axis_name, trainable.shards, trainable.whole_params
     partition, behind = Partition.of(settings, trainable), len(valid.behind)
     # The update is planned for a single device of a group, which runs it on its shards.
     with as_on_shards() if shards else contextlib.nullcontext():
@@ -193,13 +202,13 @@ def _exchange(
     halved, layout = on_shards_of(message, all_reduce), layout_of(message)
     if shards:
         halved, layout = halved.of_one_device(sizes), halved.shard(layout, sizes)
-    forms, gather = _gathered_forms(settings, whole, partition), halved
+    forms, times = _gathered_forms(settings, whole, partition), 1
     # Codes of 8 bits travel as 32-bit words beside the parameters, in the same
     # collective of each array.
     if sends := sends_slopes(trainable.slopes, behind):
         codes = [x.update(dtype=_slope_dtype(settings, x)) for x in forms]
-        forms = [*forms, *map(word_form, codes * behind)]
-        gather = ReduceScatterAllGather(all_reduce, shards.data_axes * (1 + behind))
+        forms, times = [*forms, *map(word_form, codes * behind)], 1 + behind
+    gather = ReduceScatterAllGather(all_reduce, shards.data_axes * times)
 
     def enter(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         sums, rest = value
@@ -222,7 +231,7 @@ def _exchange(
             sent = jax.tree.map(of_words, tuple(codes), slopes.codes)
             slopes = Slopes(sent, found.steepest)
         return Reduced(
-            sum=Message(None, found.changes, found.passengers, shards),
+            sum=Message(None, found.changes, found.passengers, message.shards),
             valid=valid.message,
             finite=found.finite,
             squares=found.squares,
@@ -243,7 +252,8 @@ def _exchange(
     learned = Trainable(trainable.params, trainable.opt_state, trainable.mean)
     start = summands(message), (learned, valid)
     if shards:
-        stages = on_own_shards(stages, *_specs(message, start, forms, partition))
+        specs = _specs(settings, message, start, forms, partition)
+        stages = on_own_shards(stages, *specs)
     # The forward pass is a third of the compute and makes no gradients yet.
     early = 1 / 3 if settings.microbatches == 1 else 0.5
     return Exchange(start, stages, end, early)
@@ -281,9 +291,14 @@ def _gathered_forms(
 
 
 def _specs(
-    message: Message, start: Any, forms: Sequence[Any], partition: Partition
+    settings: Settings,
+    message: Message,
+    start: Any,
+    forms: Sequence[Any],
+    partition: Partition,
 ) -> tuple[Any, Any]:
     """Returns how the values before and after an exchange are split over inner axes."""
+    _, gradients = param_specs(message.shards, settings.axis_name)
     exact = exact_specs(message)
     whole: Any = P()
     structure = jax.tree.structure((message.changes, message.passengers))
@@ -294,10 +309,12 @@ def _specs(
     inner = jax.tree.unflatten(jax.tree.structure(params), partition.params_inner)
     means = None
     if mean is not None:
-        means = means_of(None if mean.gradients is None else inner)
+        structure = jax.tree.structure(mean.gradients)
+        split = gradients if mean.gradients is not None else ()
+        means = means_of(jax.tree.unflatten(structure, split))
     learned = Trainable(inner, partition.opt_state_inner, means)
     before = (
-        Summands(partition.params_inner, exact),
+        Summands(gradients, exact),
         (learned, jax.tree.map(lambda _: whole, valid)),
     )
     found: Any = Between(learned, None, None, whole, whole, whole, changes, passengers)

@@ -16,7 +16,13 @@ from pipejax._internal.types import Leaf, Specs, Tree
 from pipejax.collectives import Summands
 
 from ._loss import is_floating
-from ._partition import Partition, exact_specs, spec_leaves, split_of
+from ._partition import (
+    Partition,
+    exact_specs,
+    param_specs,
+    spec_leaves,
+    split_of,
+)
 from ._prediction import KindOf, update_of
 from ._state import Trainable
 from ._step import Settings
@@ -81,6 +87,7 @@ def program_of(
     `NotElementwiseError` if the update needs more than pieces and sums.
     """
     params, mean = trainable.whole_params, trainable.mean
+    gradients, _ = param_specs(message.shards, settings.axis_name)
     sums = layout_of(message).sums()
     flag: Any = jax.ShapeDtypeStruct((), jnp.bool_)
     means = specs_of_means = None
@@ -89,10 +96,12 @@ def program_of(
         if mean.gradients is not None:
             # A device has a piece of the mean. The update is traced on the whole.
             whole = jax.tree.map(
-                lambda w, m: w.update(dtype=m.dtype), params, mean.gradients
+                lambda w, m: None if m is None else w.update(dtype=m.dtype),
+                params,
+                mean.gradients,
             )
             means = means._replace(gradients=whole)
-            specs_of_means = means_of(partition.params)
+            specs_of_means = means_of(gradients)
     forms = (
         Summands(sums.coded, sums.exact),
         (
@@ -101,7 +110,7 @@ def program_of(
         ),
     )
     specs = (
-        (partition.params, exact_specs(message)),
+        (gradients, exact_specs(message)),
         (
             Trainable(partition.params, partition.opt_state, specs_of_means),
             (P(), [P()] * behind),
@@ -136,7 +145,7 @@ def _between(
 
     Devices run this function on their pieces.
     """
-    reduced = Reduced.of(total, valid.message, on_pieces=True)
+    reduced = Reduced.of(total, valid.message, on_partitions=True)
     applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
     # The update is computed and then selected: a branch could not hold its sums.
     new = advanced(settings.tx, learned, total, partition.data)

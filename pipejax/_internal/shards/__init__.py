@@ -14,6 +14,7 @@ from ._in_group import as_on_shards as as_on_shards
 from ._in_group import constrained as constrained
 from ._in_group import group_axes as group_axes
 from ._in_group import on_shards as on_shards
+from ._in_group import over_own_axes as over_own_axes
 from ._inner_specs import inner_specs as inner_specs
 from ._specs import UNSHARDED as UNSHARDED
 from ._specs import Shards as Shards

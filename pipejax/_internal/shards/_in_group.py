@@ -31,6 +31,30 @@ def constrained(tree: Any, specs: Any) -> Any:
     return as_numbers(split, tree)
 
 
+def over_own_axes(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Returns `function(tree)`, where the function gets arrays over the program's axes.
+
+    Arrays over axes of other types get their types back.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    types = jax.tree.map(lambda x: jax.typeof(x).sharding, tree)
+
+    def others(own: Any) -> bool:
+        return not own.mesh.empty and own.mesh != mesh
+
+    def untyped(x: jax.Array, own: Any) -> jax.Array:
+        return jax.sharding.reshard(x, P()) if others(own) else x
+
+    def typed(x: jax.Array, own: Any) -> jax.Array:
+        if not others(own):
+            return x
+        with jax.sharding.use_abstract_mesh(own.mesh):
+            return jax.sharding.reshard(x, own.spec)
+
+    found = function(jax.tree.map(untyped, tree, types))
+    return jax.tree.map(typed, found, types)
+
+
 def group_axes() -> tuple[AbstractMesh, tuple[str, ...]]:
     """Returns the mesh of the surrounding program, and the names of its inner axes."""
     mesh = jax.sharding.get_abstract_mesh()

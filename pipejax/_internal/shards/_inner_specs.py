@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._internal.mesh import AxisName, axes, inner_axes
+from pipejax._internal.mesh import AxisName, axes, explicit_axes, inner_axes
 
 from ._specs import axes_along, over
 
@@ -22,6 +22,8 @@ def inner_specs(
     leave out. `name` is the argument, for errors.
     """
     inner = inner_axes(mesh, axis_name)
+    # The results of a jitted function do not name axes of size 1, unless a type does.
+    kept = {n for n in inner if mesh.shape[n] > 1} | {*explicit_axes(mesh, axis_name)}
     leaves = jax.tree_util.tree_leaves_with_path(tree)
 
     def spec(path: Any, leaf: Any) -> P:
@@ -37,7 +39,7 @@ def inner_specs(
         leaf_name = f"{name}{jax.tree_util.keystr(path)}"
         _check_spec(leaf_name, sharding, mesh, inner, axis_name)
         _check_divides(leaf_name, leaf.shape, sharding.spec, mesh)
-        return over(sharding.spec, {n for n in mesh.shape if mesh.shape[n] > 1})
+        return over(sharding.spec, kept)
 
     return tuple(spec(path, leaf) for path, leaf in leaves)
 

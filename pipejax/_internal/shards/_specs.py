@@ -85,7 +85,7 @@ def optimizer_specs(opt_state: Any, params: Any, specs: tuple[P, ...]) -> Any:
 
 
 def data_axes_of(
-    params: Any, specs: tuple[P, ...], devices: int
+    params: Any, specs: tuple[P, ...], devices: int, sizes: Any
 ) -> tuple[int | None, ...]:
     """Returns the axis along which each parameter is split with a sharded optimizer.
 
@@ -93,7 +93,7 @@ def data_axes_of(
     """
 
     def cut(leaf: Any, spec: P) -> int | None:
-        inner = {axis for axis, entry in enumerate(spec) if entry is not None}
+        inner = {i for i, entry in enumerate(spec) if split_axes(P(entry), sizes)}
         axes = (
             axis
             for axis, length in enumerate(leaf.shape)
@@ -118,7 +118,7 @@ def combined_spec(inner: P, over_data: P) -> P:
       True
     """
     pairs = itertools.zip_longest(inner, over_data)
-    return P(*(a if a is not None else b for a, b in pairs))
+    return P(*(_entry((*axes_along(b), *axes_along(a))) for a, b in pairs))
 
 
 def over(spec: P, names: Collection[str]) -> P:
@@ -133,7 +133,7 @@ def over(spec: P, names: Collection[str]) -> P:
     found = [tuple(n for n in axes_along(entry) if n in names) for entry in spec]
     while found and not found[-1]:
         found.pop()
-    return P(*(entry[0] if len(entry) == 1 else entry or None for entry in found))
+    return P(*map(_entry, found))
 
 
 def of_all_groups(spec: P, axis_name: AxisName) -> P:
@@ -147,5 +147,9 @@ def of_all_groups(spec: P, axis_name: AxisName) -> P:
       >>> of_all_groups(P("fsdp"), "host") == P(("host", "fsdp"))
       True
     """
-    first = (*axes(axis_name), *(axes_along(spec[0]) if spec else ()))
-    return P(first[0] if len(first) == 1 else first or None, *spec[1:])
+    return combined_spec(spec, P(axis_name))
+
+
+def _entry(names: tuple[str, ...]) -> Any:
+    """Undoes `axes_along`."""
+    return names[0] if len(names) == 1 else names or None

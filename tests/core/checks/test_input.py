@@ -167,11 +167,11 @@ def test_batch_size_must_divide_among_devices_and_microbatches(
     ],
 )
 def test_batch_without_a_common_axis_is_refused(batch):
-    """Parameters of a teacher, which change, must not become constants."""
+    """Parameters of a teacher, which change, are no part of a batch."""
     train = make()
     message = (
         r"`batch` must hold arrays with one common leading axis, the examples; got"
-        r" shapes .* Keep what changes from step to step in `model_state`"
+        r" shapes .* `train.step\(state, batch, shared=...\)`.* a row for each device"
     )
     with refused(message):
         train.step(train.init(init_params()), batch)

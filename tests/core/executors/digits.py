@@ -17,7 +17,14 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax._core.executors import StepConfig
 from pipejax._core.message import Message, averaging, empty
-from pipejax._core.step import Computed, PipelineState, Settings, Step, Trainable
+from pipejax._core.step import (
+    Computed,
+    Inputs,
+    PipelineState,
+    Settings,
+    Step,
+    Trainable,
+)
 from pipejax.collectives import psum
 
 DEVICES = 2
@@ -50,10 +57,11 @@ class Appending:
             **nothing,
         )
 
-    def compute(self, state, in_flight, batch):
+    def compute(self, state, in_flight, inputs):
         del in_flight
         self.traced.append("compute")
-        part = lax.pmean(batch, "data") if self.own == "compute" else batch
+        part = inputs.batch
+        part = lax.pmean(part, "data") if self.own == "compute" else part
         return Message({"digit": part}), Computed(None, None, state.step + 1)
 
     def exchange(self, trainable, message, valid, all_reduce):
@@ -92,7 +100,7 @@ def batch_of(digit, devices=DEVICES):
     """Returns the parts of a digit, one for each device."""
     parts = np.arange(devices, dtype=np.float32)
     parts[0] = digit - parts.sum()
-    return parts
+    return Inputs(parts)
 
 
 def number_of(state):

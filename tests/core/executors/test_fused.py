@@ -61,7 +61,7 @@ def test_fused_step_hands_on_waiting_messages_without_a_copy():
     for old, new in zip(before.pending[1:], after.pending[:-1], strict=True):
         assert new.gradients["digit"] is old.gradients["digit"]
     newest = np.asarray(after.pending[-1].gradients["digit"])
-    np.testing.assert_array_equal(newest, batch_of(3))
+    np.testing.assert_array_equal(newest, batch_of(3).batch)
 
 
 @pytest.mark.parametrize(("devices", "waits"), [(1, False), (2, True)])

@@ -23,6 +23,7 @@ from .worker import (
     coded_step,
     distilled,
     fed_back,
+    frozen_step,
     in_rank_order,
     noisy_loss,
     run,
@@ -59,6 +60,15 @@ def test_each_process_gives_its_own_part_of_a_batch(ask):
             assert kind in said
             assert "`train.step(state, train.batch(part))`" in said
         assert found["fewest"] == 6
+
+
+def test_frozen_parameters_are_not_sent_between_processes(ask):
+    """The parameters have the bits of a run on two devices of one process."""
+    (name, sent, found), other = ask("frozen")
+    assert [name, sent, found] == other
+    assert name == "host"
+    assert sent == 4 * (7 * 3 + 1)  # the layer that is trained, and the loss
+    assert found == bits(run(frozen_step(), 4).params)
 
 
 @pytest.mark.one_python
@@ -206,7 +216,7 @@ def test_input_differing_between_processes_is_refused(ask, name):
 
 
 @pytest.mark.parametrize("executor", ["host", pytest.param("fused", marks=FULL)])
-def test_input_that_two_processes_share_has_the_bits_of_one(ask, executor):
+def test_shared_input_of_two_processes_has_the_bits_of_one(ask, executor):
     """They compare it in the first step. Later ones launch no collective for it."""
     (first, said), (second, _) = ask("shares", executor)
     assert first == second

@@ -32,9 +32,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
         params |= {"out": jax.device_put(np.zeros((8, 3), np.float32), place)}
     state = train.abstract_state(params)
     specs = state_shardings(common_of(state), mesh, "host")
-    in_flight = in_flight_shardings(
-        state.in_flight, state.shards, train.config, ("host",)
-    )
+    in_flight = in_flight_shardings(state.in_flight, train.config, ("host",))
     for found in (specs, in_flight):
         assert all(x.mesh == mesh for x in jax.tree.leaves(found))
     split = P("fsdp") if inner == 2 else P()
@@ -46,7 +44,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
         assert message.gradients["out"].spec == own
         assert message.passengers.values.spec == P("host")
     assert in_flight.deviation["out"].spec == own
-    everywhere = in_flight_shardings(state.in_flight, state.shards, train.config, ())
+    everywhere = in_flight_shardings(state.in_flight, train.config, ())
     assert everywhere.pending[0].gradients["out"].spec in (split, P(None))
     assert jax.tree.structure(specs) == jax.tree.structure(common_of(state))
 

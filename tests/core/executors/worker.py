@@ -133,6 +133,23 @@ def coded():
     }
 
 
+def frozen_step():
+    """Returns a train step of width 2 that trains one layer of two."""
+    tx = optax.partition(
+        {"train": optax.adam(1e-2), "freeze": optax.set_to_zero()},
+        {"hidden": "freeze", "bias": "freeze", "out": "train"},
+    )
+    return pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(2))
+
+
+def frozen():
+    """Returns the executor, the bytes of an exchange, and the bits of parameters."""
+    train, (batch,) = frozen_step(), batches(1)
+    state = train.init(init_params())
+    sent = sum(x.bytes for x in train.transfers(state, train.batch(batch)))
+    return [train.executor.name, sent, bits(run(train, 4, state).params)]
+
+
 def fed_back(devices):
     """Returns a train step whose state has residuals and gradients in flight."""
     return coded_step("two_shot", devices)
@@ -453,6 +470,7 @@ TASKS = {
     "exact": exact,
     "fed": fed,
     "coded": coded,
+    "frozen": frozen,
     "saved": saved,
     "restored": restored,
     "saved_and_restored": saved_and_restored,

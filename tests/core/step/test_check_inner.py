@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax._core.step import Inputs, InputSpecs
 from pipejax._core.step._check_inner import warn_of_unused_axes
+from pipejax._core.step._loss import full_form
 from pipejax._internal.mesh import on_mesh
 from pipejax._internal.shards import Shards
 
@@ -31,9 +32,8 @@ def said(loss_fn, *, params=WHOLE, batch=WHOLE, inner=("fsdp", "tp")):
 
     def local(w, x):
         shards = Shards(params=(params,))
-        warn_of_unused_axes(
-            loss_fn, {"w": w}, None, None, Inputs(x, specs=InputSpecs((batch,))), shards
-        )
+        full, given = full_form(loss_fn, None), Inputs(x, specs=InputSpecs((batch,)))
+        warn_of_unused_axes(full, {"w": w}, None, None, given, shards)
         return x
 
     program = jax.jit(on_mesh(local, mesh, (P(), P("host")), P("host"), "host"))

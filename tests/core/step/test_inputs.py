@@ -13,7 +13,7 @@ def test_specs_have_no_leaves():
     assert hash(jax.tree.structure(inputs)) is not None
 
 
-def test_batch_is_split_and_what_is_shared_is_not():
+def test_batch_is_split_and_a_shared_input_is_not():
     inputs = Inputs({"x": 1, "y": 2}, (3,), InputSpecs((P("fsdp"), P()), (P(),)))
     specs = inputs_over(("host", "device"))
     found = jax.tree.map(

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax._core.step._update import moved, select, updated
+from pipejax._core.step._update import moved, select, unmoved, updated
 
 from ...helpers import assert_bits_equal, batches, init_params, loss_fn
 from ...reference import mean, split
@@ -130,6 +130,10 @@ def test_predicted_wrappers_on_one_device_are_synchronous(name):
 
 
 def test_counters_are_replaced_and_means_are_moved():
-    state, after = {"mean": ONES, "seen": jnp.int32(1)}, {"mean": 9.0, "seen": 2}
-    out = moved(state, after, {"mean": 2 * ONES, "seen": None})
-    assert_bits_equal(out, {"mean": 3 * ONES, "seen": 2})
+    state = {"mean": ONES, "seen": jnp.int32(1), "table": 3 * ONES}
+    counters = {"mean": None, "seen": 2, "table": None}
+    changes = {"mean": 2 * ONES, "seen": None, "table": None}
+    out = moved(state, counters, changes)
+    assert_bits_equal(out, {"mean": 3 * ONES, "seen": 2, "table": None})
+    out = unmoved(state, counters, changes)
+    assert_bits_equal(out, {"mean": ONES, "seen": 2, "table": None})

@@ -7,7 +7,12 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax._internal.mesh import on_mesh
-from pipejax._internal.shards import constrained, group_axes, on_shards
+from pipejax._internal.shards import (
+    constrained,
+    group_axes,
+    on_shards,
+    over_own_axes,
+)
 
 
 def mesh():
@@ -28,6 +33,28 @@ def test_each_device_works_on_its_own_shard():
 
     program = jax.jit(on_mesh(local, mesh(), P("host"), P("host"), "host"))
     assert program(np.zeros(8, np.int32)).tolist() == [0, 0, 10, 10] * 2
+
+
+def test_arrays_over_other_axes_get_their_types_back():
+    seen = []
+
+    def program(x):
+        group = jax.sharding.get_abstract_mesh()
+        explicit = group.update_axis_types({"fsdp": jax.sharding.AxisType.Explicit})
+        with jax.sharding.use_abstract_mesh(explicit):
+            typed = jax.sharding.reshard(x, P("fsdp"))
+
+        def local(pair):
+            seen.extend(str(jax.typeof(leaf)) for leaf in pair)
+            return pair
+
+        found = over_own_axes(local, (typed, x))
+        seen.extend(str(jax.typeof(leaf)) for leaf in found)
+        return x
+
+    program = on_mesh(program, mesh(), P("host"), P("host"), "host")
+    jax.eval_shape(program, np.zeros(8, np.float32))
+    assert seen == ["float32[4]", "float32[4]", "float32[4@fsdp]", "float32[4]"]
 
 
 def test_constrained_leaves_arrays_unchanged_without_specs():

@@ -8,6 +8,8 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._internal.shards import (
     Shards,
+    combined_spec,
+    data_axes_of,
     of_all_groups,
     optimizer_specs,
     shard_form,
@@ -58,3 +60,10 @@ def test_specs_for_all_groups_begin_with_the_outer_axes():
     assert of_all_groups(P(), ()) == P(None)
     assert of_all_groups(P("fsdp", "tp"), ()) == P("fsdp", "tp")
     assert of_all_groups(P(("a", "b")), ("host", "c")) == P(("host", "c", "a", "b"))
+
+
+def test_axes_of_size_one_leave_an_axis_to_the_data():
+    """A spec may name them on a mesh with Explicit axes."""
+    params, spec = {"w": jnp.zeros((6, 4))}, P("one", "tp")
+    assert data_axes_of(params, (spec,), 2, SIZES) == (0,)
+    assert combined_spec(spec, P("host")) == P(("host", "one"), "tp")
