@@ -49,8 +49,8 @@ def check_overwritten(shared: Tree, state: PipelineState, *, donate: bool) -> No
             raise ValueError(
                 "`shared` must hold no array of a state that a step made with"
                 " donate=True may overwrite; got"
-                f" `shared{jax.tree_util.keystr(path)}`. Copy the parameters before"
-                " the step: `train.whole_params(state)`, or"
+                f" `shared{jax.tree_util.keystr(path)}`. Copy it before the step:"
+                " `jnp.copy(state.step)`, `train.whole_params(state)`, or"
                 " `jax.tree.map(jnp.copy, tree)`."
             )
 
