@@ -84,8 +84,11 @@ def main(config: Config) -> dict[str, Any]:
     for name in config.programs:
         module = importlib.import_module(f".{PROGRAMS[name]}", __package__)
         program = module.program(config.sources, config.steps, config.seed)
-        row = compared(program, config.seed)
-        found[name] = {"source": _commit(config.sources / module.FOLDER), **row}
+        found[name] = {
+            "source": _commit(config.sources / module.FOLDER),
+            **compared(program, config.seed),
+            **module.CONVERSION._asdict(),
+        }
         print(name, flush=True)
     settings = {"devices": DEVICES, "steps": config.steps}
     report.save(config.out, seed=config.seed, **settings, programs=found)

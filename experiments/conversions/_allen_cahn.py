@@ -10,24 +10,27 @@ import jax
 from flax import jax_utils
 
 from . import _loops
-from ._program import History, Program
+from ._program import Conversion, History, Program
 from ._sources import load
 
 FOLDER = "jaxpi"
 EVERY = 5
-CHANGED = (
-    "import pipejax",
-    "a loss: `params, batch, *, shared`",
-    "it calls `model.loss` with the device's row of the batch and `shared`",
-    "make_train_step",
-    "train.init, with the parameters of one replica",
-    "train.step, with the weights of one replica",
-    "before weights are computed: replicas of the parameters in `model.state`",
-    "train.drain at the end",
-)
-AROUND = (
-    "before the log: replicas of the parameters in `model.state`",
-    "before a checkpoint: replicas of parameters and optimizer in `model.state`",
+CONVERSION = Conversion(
+    changed=(
+        "import pipejax",
+        "a loss: `params, batch, *, shared`",
+        "it calls `model.loss` with the device's row of the batch and `shared`",
+        "make_train_step",
+        "train.init, with the parameters of one replica",
+        "train.step, with the weights of one replica",
+        "before weights are computed: replicas of the parameters in `model.state`",
+        "train.drain at the end",
+    ),
+    around=(
+        "before the log: replicas of the parameters in `model.state`",
+        "before a checkpoint: replicas of parameters and optimizer in `model.state`",
+    ),
+    keys="the program's sampler draws the points of every device",
 )
 
 
@@ -117,7 +120,4 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         original=original,
         delayed=delayed,
         converted=converted,
-        changed=CHANGED,
-        around=AROUND,
-        keys="the program's sampler draws the points of every device",
     )

@@ -10,25 +10,28 @@ import numpy as np
 import optax
 
 from . import _loops
-from ._program import History, Program
+from ._program import Conversion, History, Program
 from ._sources import function, load
 
 FOLDER = "big_vision"
-CHANGED = (
-    "import pipejax",
-    "update_fn becomes a loss: `params, batch, *, shared`",
-    "its key is folded with `shared`, the step, instead of the optimizer's count",
-    "mixup without shard_map, since the loss already runs on every device",
-    "tx with a snapshot of the norm of the updates",
-    "make_train_step",
-    "train.init in place of the train state",
-    "train.step, with the key and the step",
-    "train.drain at the end",
-)
-AROUND = (
-    "measurements from `info`, the parameters and the snapshot",
-    "a train state of the program's form, for evaluation and checkpoints",
-    "the check for NaN waits until a loss has arrived",
+CONVERSION = Conversion(
+    changed=(
+        "import pipejax",
+        "update_fn becomes a loss: `params, batch, *, shared`",
+        "its key is folded with `shared`, the step, instead of the optimizer's count",
+        "mixup without shard_map, since the loss already runs on every device",
+        "tx with a snapshot of the norm of the updates",
+        "make_train_step",
+        "train.init in place of the train state",
+        "train.step, with the key and the step",
+        "train.drain at the end",
+    ),
+    around=(
+        "measurements from `info`, the parameters and the snapshot",
+        "a train state of the program's form, for evaluation and checkpoints",
+        "the check for NaN waits until a loss has arrived",
+    ),
+    keys="mixup: the program's key, folded with the step",
 )
 
 
@@ -143,7 +146,4 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         original=original,
         delayed=delayed,
         converted=converted,
-        changed=CHANGED,
-        around=AROUND,
-        keys="mixup: the program's key, folded with the step",
     )

@@ -19,12 +19,10 @@ def compared(program: Program, seed: int) -> dict[str, Any]:
 
     Returns:
       A dict for each width, which has the largest difference of `params` and of what is
-      `reported`
-      between pipejax and the loop that it is compared with, and `rounding`, the same
-      differences between that loop and itself from disturbed parameters. Beside them,
-      `scale` is the largest parameter, `moved` is how far the parameters move, `apart`
-      is the largest difference between the two loops of the program. `changed`,
-      `around`, `dropped` and `keys` are those of the program.
+      `reported` between pipejax and the loop that it is compared with, and `rounding`,
+      the same differences between that loop and itself from disturbed parameters.
+      Beside them, `scale` is the largest parameter, `moved` is how far the parameters
+      move, and `apart` is the largest difference between the two loops of the program.
     """
     params = jax.tree.map(np.array, program.params)
     near = disturbed(params, np.random.default_rng(seed))
@@ -36,10 +34,6 @@ def compared(program: Program, seed: int) -> dict[str, Any]:
         "scale": distance(ends, jax.tree.map(np.zeros_like, ends)),
         "moved": distance(ends, params),
         "apart": distance(one.params, two.params[-len(one.params) :]),
-        "changed": list(program.changed),
-        "around": list(program.around),
-        "dropped": list(program.dropped),
-        "keys": program.keys,
     }
 
 

@@ -15,36 +15,39 @@ from jax import lax
 import pipejax as pj
 
 from . import _loops
-from ._program import History, Program
+from ._program import Conversion, History, Program
 from ._sources import load
 
 FOLDER = "jax-gans"
 PLAYERS = ("generator", "discriminator")
-CHANGED = (
-    "import pipejax",
-    "a function of loss_g or loss_d that returns a loss",
-    "the loss takes `params, batch, *, model_state, shared`",
-    "it calls the program's loss with the device's rows of images and keys",
-    "it returns pj.Aux with the batch statistics",
-    "the function returns it",
-    "make_train_step for the generator",
-    "make_train_step for the discriminator",
-    "train.init for the generator",
-    "train.init for the discriminator",
-    "train.step of the generator, with the parameters of the discriminator",
-    "the discriminator's state gets the batch statistics",
-    "train.step of the discriminator, with the parameters of the generator",
-    "the generator's state gets the batch statistics",
-    "train.drain of the generator at the end",
-    "train.drain of the discriminator at the end",
+CONVERSION = Conversion(
+    changed=(
+        "import pipejax",
+        "a function of loss_g or loss_d that returns a loss",
+        "the loss takes `params, batch, *, model_state, shared`",
+        "it calls the program's loss with the device's rows of images and keys",
+        "it returns pj.Aux with the batch statistics",
+        "the function returns it",
+        "make_train_step for the generator",
+        "make_train_step for the discriminator",
+        "train.init for the generator",
+        "train.init for the discriminator",
+        "train.step of the generator, with the parameters of the discriminator",
+        "the discriminator's state gets the batch statistics",
+        "train.step of the discriminator, with the parameters of the generator",
+        "the generator's state gets the batch statistics",
+        "train.drain of the generator at the end",
+        "train.drain of the discriminator at the end",
+    ),
+    around=(
+        "the log gets the loss of the generator",
+        "the log gets the loss of the discriminator",
+        "samples with the parameters of the state",
+        "samples with the batch statistics of the state",
+    ),
+    dropped=("batch statistics of the first device alone: they are averaged",),
+    keys="noise: the program's key of each device",
 )
-AROUND = (
-    "the log gets the loss of the generator",
-    "the log gets the loss of the discriminator",
-    "samples with the parameters of the state",
-    "samples with the batch statistics of the state",
-)
-DROPPED = ("batch statistics of the first device alone: they are averaged",)
 
 
 class Optimizer(flax.struct.PyTreeNode):
@@ -211,8 +214,4 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         original=original,
         delayed=delayed,
         converted=converted,
-        changed=CHANGED,
-        around=AROUND,
-        dropped=DROPPED,
-        keys="noise: the program's key of each device",
     )

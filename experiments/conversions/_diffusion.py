@@ -12,30 +12,33 @@ from jax import lax
 import pipejax as pj
 
 from . import _loops
-from ._program import History, Program
+from ._program import Conversion, History, Program
 from ._sources import function, load
 
 FOLDER = "denoising-diffusion-flax"
 EVERY = 2
-CHANGED = (
-    "import pipejax",
-    "p_loss becomes a loss: `params, batch, *, shared`",
-    "its images are the device's row of the batch",
-    "its key is the device's row of the batch",
-    "the state of its own estimate, without a derivative",
-    "it returns its loss, and that of the average as a metric",
-    "make_train_step",
-    "train.init in place of `replicate`, with a batch and the average",
-    "train.step, with images, keys and the average",
-    "`jit` of apply_ema_decay, which takes the parameters",
-    "the average begins as a copy of the parameters",
-    "the average follows the parameters",
-    "train.drain at the end",
-)
-AROUND = (
-    "the infos of the steps are kept in a list",
-    "pj.mean_info of the list is logged",
-    "a replicated TrainState of the state, for samples and checkpoints",
+CONVERSION = Conversion(
+    changed=(
+        "import pipejax",
+        "p_loss becomes a loss: `params, batch, *, shared`",
+        "its images are the device's row of the batch",
+        "its key is the device's row of the batch",
+        "the state of its own estimate, without a derivative",
+        "it returns its loss, and that of the average as a metric",
+        "make_train_step",
+        "train.init in place of `replicate`, with a batch and the average",
+        "train.step, with images, keys and the average",
+        "`jit` of apply_ema_decay, which takes the parameters",
+        "the average begins as a copy of the parameters",
+        "the average follows the parameters",
+        "train.drain at the end",
+    ),
+    around=(
+        "the infos of the steps are kept in a list",
+        "pj.mean_info of the list is logged",
+        "a replicated TrainState of the state, for samples and checkpoints",
+    ),
+    keys="time and noise: the program's key of each device",
 )
 
 
@@ -140,7 +143,4 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         original=original,
         delayed=delayed,
         converted=converted,
-        changed=CHANGED,
-        around=AROUND,
-        keys="time and noise: the program's key of each device",
     )

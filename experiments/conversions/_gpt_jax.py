@@ -10,24 +10,27 @@ import numpy as np
 from flax import jax_utils
 
 from . import _loops
-from ._program import History, Program
+from ._program import Conversion, History, Program
 from ._sources import function, load
 
 FOLDER = "gpt-jax"
-CHANGED = (
-    "import pipejax",
-    "the loss takes `params, batch, *, shared`",
-    "its tokens are the device's row of the batch",
-    "its dropout key is the device's row, folded with `shared`, the step",
-    "it calls `train_state.apply_fn`",
-    "make_train_step",
-    "train.init in place of `replicate`",
-    "train.step, with tokens, keys and the step",
-    "train.drain at the end",
-)
-AROUND = (
-    "the log gets `info.loss`",
-    "for evaluation and checkpoint, a replicated TrainState of the state",
+CONVERSION = Conversion(
+    changed=(
+        "import pipejax",
+        "the loss takes `params, batch, *, shared`",
+        "its tokens are the device's row of the batch",
+        "its dropout key is the device's row, folded with `shared`, the step",
+        "it calls `train_state.apply_fn`",
+        "make_train_step",
+        "train.init in place of `replicate`",
+        "train.step, with tokens, keys and the step",
+        "train.drain at the end",
+    ),
+    around=(
+        "the log gets `info.loss`",
+        "for evaluation and checkpoint, a replicated TrainState of the state",
+    ),
+    keys="dropout: the program's key of each device, folded with the step",
 )
 
 
@@ -97,7 +100,4 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         original=original,
         delayed=delayed,
         converted=converted,
-        changed=CHANGED,
-        around=AROUND,
-        keys="dropout: the program's key of each device, folded with the step",
     )

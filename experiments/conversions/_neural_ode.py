@@ -12,24 +12,26 @@ import numpy as np
 import optax
 
 from . import _loops
-from ._program import History, Program
+from ._program import Conversion, History, Program
 from ._sources import function, notebook
 
 FOLDER = "diffrax"
-CHANGED = (
-    "import pipejax",
-    "make_step becomes a loss: `params, batch, *, shared`, with times in `shared`",
-    "the loss combines the model",
-    "the model solves with diffrax.DirectAdjoint()",
-    "eqx.partition of the model",
-    "make_train_step",
-    "train.init in place of `optim.init`",
-    "train.step",
-    "train.drain at the end of each part of the loop",
-    "eqx.combine at the end",
+CONVERSION = Conversion(
+    changed=(
+        "import pipejax",
+        "make_step becomes a loss: `params, batch, *, shared`, with times in `shared`",
+        "the loss combines the model",
+        "the model solves with diffrax.DirectAdjoint()",
+        "eqx.partition of the model",
+        "make_train_step",
+        "train.init in place of `optim.init`",
+        "train.step",
+        "train.drain at the end of each part of the loop",
+        "eqx.combine at the end",
+    ),
+    around=("prints `info.loss`",),
+    dropped=("Diffrax' default adjoint: Equinox refuses its loop within shard_map",),
 )
-AROUND = ("prints `info.loss`",)
-DROPPED = ("Diffrax' default adjoint: Equinox refuses its loop within shard_map",)
 
 
 def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
@@ -93,8 +95,4 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         original=original,
         delayed=delayed,
         converted=converted,
-        changed=CHANGED,
-        around=AROUND,
-        dropped=DROPPED,
-        keys="none",
     )

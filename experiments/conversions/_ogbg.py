@@ -11,29 +11,32 @@ import numpy as np
 import pipejax as pj
 
 from . import _loops
-from ._program import History, Program
+from ._program import Conversion, History, Program
 from ._sources import function, load
 
 FOLDER = "flax"
 GRAPHS = 2  # real graphs for each device
-CHANGED = (
-    "import pipejax",
-    "train_step becomes a loss: `params, batch, *, rng`",
-    "its graphs are the device's row of the batch",
-    "the logits are computed with `params` and `rng`",
-    "it returns pj.Aux, whose weight is the number of known labels",
-    "make_train_step",
-    "train.init, with one batch",
-    "a batch stacks the next four padded graphs of the iterator",
-    "train.step",
-    "train.drain at the end",
-)
-AROUND = (
-    "the infos of the steps are kept in a list, in place of clu's sums",
-    "the list begins",
-    "the list begins again",
-    "pj.mean_info of the list is logged",
-    "a TrainState of the state for the checkpoint",
+CONVERSION = Conversion(
+    changed=(
+        "import pipejax",
+        "train_step becomes a loss: `params, batch, *, rng`",
+        "its graphs are the device's row of the batch",
+        "the logits are computed with `params` and `rng`",
+        "it returns pj.Aux, whose weight is the number of known labels",
+        "make_train_step",
+        "train.init, with one batch",
+        "a batch stacks the next four padded graphs of the iterator",
+        "train.step",
+        "train.drain at the end",
+    ),
+    around=(
+        "the infos of the steps are kept in a list, in place of clu's sums",
+        "the list begins",
+        "the list begins again",
+        "pj.mean_info of the list is logged",
+        "a TrainState of the state for the checkpoint",
+    ),
+    keys="dropout is off: the program draws it for all graphs at once",
 )
 
 
@@ -114,9 +117,6 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         original=original,
         delayed=delayed,
         converted=converted,
-        changed=CHANGED,
-        around=AROUND,
-        keys="dropout is off: the program draws it for all graphs at once",
     )
 
 

@@ -19,7 +19,7 @@ class History(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A training program, and its conversion.
+    """A training program in three loops: its own, one by hand, and the converted one.
 
     Attributes:
       params: The parameters at the start.
@@ -27,6 +27,18 @@ class Program:
       delayed: Trains with the gradients of the program, of which each is applied one
         step late.
       converted: Trains with pipejax, at the width that is given in second place.
+    """
+
+    params: Any
+    original: Callable[[Any], History]
+    delayed: Callable[[Any], History]
+    converted: Callable[[Any, int], History]
+
+
+class Conversion(NamedTuple):
+    """The lines and the losses of a conversion, in words.
+
+    Attributes:
       changed: What each line does that a user adds or changes in the loss and the loop.
       around: The same for logs, evaluation and checkpoints. Lines that only go away, or
         are indented anew, do not count.
@@ -34,10 +46,6 @@ class Program:
       keys: Where the random numbers come from that both loops draw.
     """
 
-    params: Any
-    original: Callable[[Any], History]
-    delayed: Callable[[Any], History]
-    converted: Callable[[Any, int], History]
     changed: tuple[str, ...]
     around: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()

@@ -7,11 +7,11 @@ def programs(found: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Returns titles, then a row for every program.
 
     Args:
-      found: The outputs of `compared`, by the name of the program.
+      found: The rows of the result file, by the name of the program.
     """
     titles = (
         *("program", "width 1", "width 2", "loss, width 1", "loss, width 2"),
-        *("largest parameter", "way", "lines"),
+        *("largest parameter", "moved", "lines"),
     )
     return [list(titles), *([name, *_cells(row)] for name, row in found.items())]
 

@@ -12,39 +12,42 @@ import optax
 import pipejax as pj
 
 from . import _loops
-from ._program import History, Program
+from ._program import Conversion, History, Program
 from ._sources import function, load
 
 FOLDER = "cleanrl"
 SIZE = {"observations": 5, "actions": 2}
-CHANGED = (
-    "import pipejax",
-    "update_critic becomes a loss: `params, batch, *, shared`",
-    "it takes its arrays from the batch",
-    "it takes the noise from `rng`",
-    "next actions by the actor's target in `shared`",
-    "next values by the first critic's target in `shared`",
-    "next values by the second critic's target in `shared`",
-    "both losses of the program",
-    "it returns their sum, and losses and values as metrics",
-    "update_actor becomes a loss: `params, batch, *, shared`",
-    "it returns the value by the first critic in `shared`",
-    "make_train_step for the critics",
-    "make_train_step for the actor",
-    "train.init for the critics, with a batch",
-    "train.init for the actor",
-    "the targets at the start",
-    "train.step of the critics, with the targets",
-    "train.step of the actor, with the first critic",
-    "the targets follow",
-    "train.drain of the critics at the end",
-    "train.drain of the actor at the end",
-)
-AROUND = (
-    "losses and values of the log are those of the info",
-    "the log gets the loss of the actor",
-    "the first critic is saved from the state of both",
-    "the second critic is saved from the state of both",
+CONVERSION = Conversion(
+    changed=(
+        "import pipejax",
+        "update_critic becomes a loss: `params, batch, *, shared`",
+        "it takes its arrays from the batch",
+        "it takes the noise from `rng`",
+        "next actions by the actor's target in `shared`",
+        "next values by the first critic's target in `shared`",
+        "next values by the second critic's target in `shared`",
+        "both losses of the program",
+        "it returns their sum, and losses and values as metrics",
+        "update_actor becomes a loss: `params, batch, *, shared`",
+        "it returns the value by the first critic in `shared`",
+        "make_train_step for the critics",
+        "make_train_step for the actor",
+        "train.init for the critics, with a batch",
+        "train.init for the actor",
+        "the targets at the start",
+        "train.step of the critics, with the targets",
+        "train.step of the actor, with the first critic",
+        "the targets follow",
+        "train.drain of the critics at the end",
+        "train.drain of the actor at the end",
+    ),
+    around=(
+        "losses and values of the log are those of the info",
+        "the log gets the loss of the actor",
+        "the first critic is saved from the state of both",
+        "the second critic is saved from the state of both",
+    ),
+    keys="policy noise is off: one key draws the noise of the whole batch",
 )
 
 
@@ -182,9 +185,6 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         original=original,
         delayed=delayed,
         converted=converted,
-        changed=CHANGED,
-        around=AROUND,
-        keys="policy noise is off: one key draws the noise of the whole batch",
     )
 
 

@@ -66,8 +66,7 @@ def global_batch(local: Any, data: NamedSharding) -> Tree:
             "`local` must hold arrays with one common leading axis, the examples of"
             f" this process, a positive multiple of its {shares} shares of a batch; got"
             f" shapes {named_shapes('local', local)}. Drop the remainder, make arrays"
-            " of lists, and give what is no example to"
-            " `train.step` as `shared`."
+            " of lists, and give what is no example to `train.step` as `shared`."
         )
     make = functools.partial(jax.make_array_from_process_local_data, data)
     return jax.tree.map(functools.partial(as_numbers, make), local)
@@ -98,7 +97,7 @@ def _own_copy(path: Any, leaf: Leaf) -> Any:
 def laid_out(batch: Tree, config: StepConfig) -> tuple[Tree, tuple[P, ...]]:
     """Returns a batch that lies on the mesh, split over the axes of the step.
 
-    The second result are the specs of each group's share, over inner axes.
+    The second result is a spec for each array of a group's share, over inner axes.
 
     Arrays that are split over these axes first and over inner axes then, as
     `P(("host", "fsdp"))`, stay as they are. On a mesh without inner axes, `jax.jit`

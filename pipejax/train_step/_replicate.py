@@ -40,7 +40,7 @@ def placed(
 def check_same(arguments: dict[str, Any], method: str) -> None:
     """Raises a `ValueError` if an array differs between processes, and names the first.
 
-    This is a collective. `method` is that to which the arguments are given.
+    This is a collective. `method` names the method that was given the arguments.
     """
     leaves = jax.tree_util.tree_leaves_with_path(arguments)
     names = [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for path, _ in leaves]

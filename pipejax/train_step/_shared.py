@@ -1,4 +1,4 @@
-"""Places the inputs of a loss that all devices share, and checks that they can be."""
+"""Places the inputs that all devices share, and checks that they are equal."""
 
 import functools
 from typing import Any
@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.checks import check_arrays
+from pipejax._core.checks import check_arrays, is_array
 from pipejax._core.executors import StepConfig
-from pipejax._core.step import PipelineState
+from pipejax._core.step import PipelineState, is_deleted
 from pipejax._internal.keys import as_numbers
 from pipejax._internal.mesh import axes, inner_axes, is_attached
 from pipejax._internal.shards import inner_specs, over
@@ -41,11 +41,13 @@ def check_overwritten(shared: Tree, state: PipelineState, *, donate: bool) -> No
 
     With `donate`, a step may overwrite the arrays of `state`.
     """
-    own = set(map(id, jax.tree.leaves(state))) if donate else set()
+    if shared is None:
+        return
+    # While traced, the program around the step says what is donated.
+    donates = donate and is_array(state.step)
+    own = set(map(id, jax.tree.leaves(state))) if donates else set()
     for path, leaf in jax.tree_util.tree_leaves_with_path(shared):
-        if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
-            continue
-        if leaf.is_deleted() or id(leaf) in own:
+        if is_deleted(leaf) or id(leaf) in own:
             raise ValueError(
                 "`shared` must hold no array of a state that a step made with"
                 " donate=True may overwrite; got"

@@ -93,10 +93,9 @@ class TrainStep:
     executor_name: str
     earlier: tuple[StepConfig, ...] = ()
     boundaries: tuple[int, ...] = ()
-    # Forms of parameters and optimizer states that fit the optimizer.
-    _known_forms: set[Any] = dataclasses.field(default_factory=set)
-    # Has an element once processes have compared what their losses share.
-    _compared: list[bool] = dataclasses.field(default_factory=list)
+    # What need not be checked again: forms of parameters and optimizer states that fit
+    # the optimizer, and "shared" once processes have compared what their losses share.
+    _checked: set[Any] = dataclasses.field(default_factory=set)
 
     @without_mesh()
     def init(
@@ -479,20 +478,18 @@ class TrainStep:
     def _inputs(self, batch: Tree, shared: Tree) -> Inputs:
         """Checks the inputs of a step, and lays them out on the mesh."""
         check_batch(batch, self.config.devices, self.settings.microbatches)
-        (batch, own), (shared, whole) = (
-            laid_out(batch, self.config),
-            shared_on_mesh(shared, self.config),
-        )
-        return Inputs(batch, shared, InputSpecs(own, whole))
+        batch, of_batch = laid_out(batch, self.config)
+        shared, of_shared = shared_on_mesh(shared, self.config)
+        return Inputs(batch, shared, InputSpecs(of_batch, of_shared))
 
     def _compare(self, shared: Tree) -> None:
         """Compares what all devices share between processes, in the first step."""
         leaves = jax.tree.leaves(shared)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        if leaves and not traced and not self._compared:
+        if leaves and not traced and "shared" not in self._checked:
             self.join()  # Only one thread may launch collectives.
             check_same_everywhere(shared, self.config)
-            self._compared.append(True)
+            self._checked.add("shared")
 
     def _check(self, state: PipelineState) -> None:
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))
@@ -501,9 +498,9 @@ class TrainStep:
         devices, fed = self.config.devices, self.config.feeds_back
         check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
         form = form_of((state.params, state.opt_state))
-        if form not in self._known_forms:
+        if form not in self._checked:
             check_optimizer_of(state, self.settings.tx)
-            self._known_forms.add(form)
+            self._checked.add(form)
 
     def _phase(self, calls: Any) -> int:
         return (

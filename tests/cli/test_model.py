@@ -26,6 +26,14 @@ def test_model_has_size_compute_and_batch_of_a_measurement(path):
     assert str(Model(48, 2.5)) == "--parameters 48 --compute-ms 2.500"
 
 
+def test_shared_input_is_the_fourth_element(path, monkeypatch):
+    program = load_step(f"{path}:step", pj.data_mesh(4))
+    assert program.shared is None
+    given = lambda _: lambda mesh: (*program[:3], 2.0)  # noqa: E731
+    monkeypatch.setattr("pipejax.cli._model.load", given)
+    assert load_step("any", pj.data_mesh(4)) == (*program[:3], 2.0)
+
+
 @pytest.mark.parametrize("function", ["shapes", "no_arrays"])
 def test_model_without_a_train_step_and_arrays_is_refused(path, function):
     with pytest.raises(UsageError, match=r"must return \(train, state, batch\) with"):

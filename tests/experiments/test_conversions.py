@@ -98,7 +98,7 @@ def tiny(folder, steps=20):
         )
 
     start = jnp.zeros(3) - 0.5
-    return Program(start, original, delayed, converted, changed=("one", "two"))
+    return Program(start, original, delayed, converted)
 
 
 def test_converted_program_trains_as_the_original(folder):
@@ -120,7 +120,6 @@ def test_converted_program_of_another_loss_is_found(folder):
         program.original,
         program.delayed,
         lambda params, width: program.converted(off, width),
-        changed=(),
     )
     row = _compare.compared(changed, seed=0)
     assert row["width 1"]["params"] > 100 * row["width 1"]["rounding"]["params"]
@@ -181,7 +180,9 @@ def test_command_line_writes_result(tmp_path, folder, monkeypatch):
     here.run(monkeypatch, "conversions", "--sources", str(folder), *flags)
     record = json.loads(out.read_text())
     assert record["devices"] == _loops.DEVICES
-    assert record["programs"]["CleanRL: TD3"]["changed"] == ["one", "two"]
+    row = record["programs"]["CleanRL: TD3"]
+    assert row["changed"] == list(module.CONVERSION.changed)
+    assert row["keys"] == module.CONVERSION.keys
 
 
 @pytest.mark.full

@@ -59,6 +59,29 @@ def batch_at(step, size=64):
     return {"x": x, "y": x[:, :3].argmax(-1)}
 
 
+def test_shared_input_reaches_the_loss():
+    """The temperature of the logits changes from step to step."""
+    net = nn.Dense(3)
+
+    def loss(params, batch, *, shared):
+        logits = net.apply({"params": params}, batch["x"]) / shared
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+        return losses.mean(), pj.Aux(metrics={"temperature": shared})
+
+    batch, tx = batch_at(0), optax.sgd(0.1)
+    params = net.init(jax.random.key(0), batch["x"])["params"]
+    before = TrainState.create(apply_fn=None, params=params, tx=tx)
+    train = pj.make_train_step(loss, tx, mesh=pj.data_mesh(2), width=1)
+    state = pj.flax.linen.init(train, before, batch=batch, shared=1.0)
+    for temperature in (1.0, 2.0):
+        state, info = train.step(state, batch, shared=temperature)
+        assert info.metrics["temperature"] == temperature
+        gradients = jax.grad(loss, has_aux=True)(params, batch, shared=temperature)[0]
+        params = jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients)
+    after = pj.flax.linen.update(before, state)
+    chex.assert_trees_all_close(after.params, params, rtol=1e-5)
+
+
 def raw(tree):
     """Converts typed keys to integers, which NumPy can compare."""
     typed = jax.dtypes.prng_key

@@ -297,6 +297,19 @@ def test_donated_array_is_refused():
     train.step(state, batch, copies)
 
 
+def test_donation_inside_a_traced_step_is_left_to_its_program():
+    def loss(params, batch, *, shared):
+        return loss_fn(params, batch) + loss_fn(shared, batch)
+
+    (batch,), found = batches(1), []
+    for donate in (False, True):
+        train = make(loss, donate=donate)
+        state = train.init(init_params())
+        step = jax.jit(lambda s, b, train=train: train.step(s, b, s.params))
+        found.append(train.drain(step(state, batch)[0])[0].params)
+    assert_bits_equal(*found)
+
+
 def test_batch_with_a_shared_row_is_pointed_here():
     with pytest.raises(ValueError, match=r"train.step\(state, batch, shared=...\)"):
         step(make(loss_fn), None, {"x": np.ones((8, 5)), "y": np.ones((4, 3))})

@@ -97,7 +97,7 @@ def check_keywords(
 
     It is also an error if `loss_fn` requires a keyword that it will not be passed.
 
-    `method` is that to which the user gives the values of the keywords.
+    `method` names the method to which the user gives the values.
 
     A function without a signature, such as a built-in function, is not checked.
     """

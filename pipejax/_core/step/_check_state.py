@@ -44,9 +44,9 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
     step = state.step
     if not is_array(step):
         return
-    if any(map(_is_deleted, jax.tree.leaves(state))):
+    if any(map(is_deleted, jax.tree.leaves(state))):
         paths = jax.tree_util.tree_leaves_with_path(state)
-        name = next(jax.tree_util.keystr(p) for p, leaf in paths if _is_deleted(leaf))
+        name = next(jax.tree_util.keystr(p) for p, leaf in paths if is_deleted(leaf))
         name = name.removeprefix(".").removeprefix("trainable.")
         raise ValueError(
             f"`state` must not have been donated, got one whose `{name}` is"
@@ -82,7 +82,8 @@ def check_optimizer_of(state: PipelineState, tx: optax.GradientTransformation) -
     check_opt_state(tx, whole, state.opt_state, "state.opt_state", _GO_ON)
 
 
-def _is_deleted(leaf: Leaf) -> bool:
+def is_deleted(leaf: Leaf) -> bool:
+    """Returns whether a leaf is an array that a program has overwritten."""
     # This runs for every leaf in every step. `isinstance(leaf, jax.Array)` takes three
     # times as long.
     is_deleted = getattr(leaf, "is_deleted", None)
