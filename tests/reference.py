@@ -89,7 +89,6 @@ def pipe_sgd(
     drain,
     predict=None,
     held=None,
-    feedback=0.0,
 ):
     """
     Returns the parameters after every step, and after the drain if there is one.
@@ -109,8 +108,6 @@ def pipe_sgd(
         first order (see `linearized`).
       held: For "linearized", the optimizer as a function of the mean at which it is
         expanded; the norms of a clip are those of this mean.
-      feedback: The factor by which a worker's deviation from the last applied mean is
-        added to its oldest gradient in flight.
 
     Returns:
       A list of parameter pytrees.
@@ -118,7 +115,7 @@ def pipe_sgd(
     grad, update = _compiled(loss_fn, tx)
     opt_state = tx.init(params)
     w, history, in_flight = params, [], []
-    deviations = last = None
+    last = None
     for t, batch in enumerate(batches):
         fresh = []
         for i, share in enumerate(split(batch, workers)):
@@ -126,11 +123,7 @@ def pipe_sgd(
             if predict == "linearized" and last is not None and in_flight:
                 at = linearized(held, w, opt_state, last, own_in_flight)
                 own_in_flight = []
-            for age, own in enumerate(own_in_flight if predict else []):
-                if deviations and not age:
-                    own = jax.tree.map(
-                        lambda g, e: g + np.float32(feedback) * e, own, deviations[i]
-                    )
+            for own in own_in_flight if predict else []:
                 at, state = update(own, state, at)
             fresh.append(jax.tree.map(np.asarray, grad(at, share)))
         in_flight.append(fresh)
@@ -138,10 +131,6 @@ def pipe_sgd(
             due = in_flight.pop(0)
             last = mean(due)
             w, opt_state = update(last, opt_state, w)
-            if t >= warmup_steps:
-                deviations = [
-                    jax.tree.map(lambda g, m: g - m, own, mean(due)) for own in due
-                ]
         history.append(w)
     if drain:
         for each in in_flight:

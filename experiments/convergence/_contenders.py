@@ -51,8 +51,6 @@ class Method:
     """The width of the pipeline."""
     weight_prediction: Literal["linearized", "own"] | bool = False
     """The argument `weight_prediction` of `pj.make_train_step`."""
-    deviation_feedback: float = 0.0
-    """The argument `deviation_feedback` of `pj.make_train_step`."""
     shard_optimizer: bool = False
     """The argument `shard_optimizer` of `pj.make_train_step`."""
     before: optax.GradientTransformation | None = None
@@ -93,7 +91,6 @@ def methods_of(width: int) -> dict[str, Method]:
 METHODS = {
     "K=1": Method(1),
     **{f"K=2{name}": method for name, method in methods_of(2).items()},
-    "K=2, fed back": Method(2, weight_prediction="own", deviation_feedback=0.5),
     "K=2, average": Method(2, before=average_gradients(2)),
     # Updates are divided by the width (Zhang et al. 2016,
     # https://arxiv.org/abs/1511.05950).
@@ -108,7 +105,6 @@ TWICE = (
     "K=2, plain",
     "K=2, predicted",
     "K=2, robust",
-    "K=2, fed back",
     "K=3, plain",
     "K=3, predicted",
     "K=3, robust",

@@ -14,7 +14,6 @@ from ._runs import Run, of_seeds, pairs, tuned_rate
 DRAWN = {
     "K=2, plain": "C1",
     "K=2, robust": "C4",
-    "K=2, fed back": "C3",
     "K=2, predicted": "C2",
     "K=1": "black",
 }

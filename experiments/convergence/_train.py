@@ -33,7 +33,6 @@ def train(
         mesh=pj.data_mesh(devices),
         width=how.width,
         weight_prediction=how.weight_prediction,
-        deviation_feedback=how.deviation_feedback,
         shard_optimizer=how.shard_optimizer,
         executor="fused",
     )

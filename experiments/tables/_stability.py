@@ -45,9 +45,6 @@ def table() -> list[list[str]]:
         ]
     for name, make in _OPTIMIZERS.items():
         rows[f"{name}, predicted"] = [_largest(make, k) for k in _WIDTHS]
-    rows["heavy-ball, 0.9, fed back"] = [
-        _largest(_HEAVY_BALL, k, deviation_feedback=0.5) for k in _WIDTHS
-    ]
     return [
         ["optimizer", *(f"K={k}" for k in _WIDTHS)],
         *([name, *(f"{x:.3g}" for x in limits)] for name, limits in rows.items()),

@@ -30,7 +30,7 @@ from ._spread import Spread
 # Parts of a state that are sometimes not read, but made anew.
 QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"
 MEAN, SLOPES = "mean", "slopes"
-_GRADIENT = re.compile(r"(in_flight\.(pending\[\d+\]\.gradients|deviation)|mean\.g)")
+_GRADIENT = re.compile(r"(in_flight\.pending\[\d+\]\.gradients|mean\.g)")
 
 
 class Saved(NamedTuple):

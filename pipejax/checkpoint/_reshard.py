@@ -1,9 +1,9 @@
 r"""Moves a train state from p devices to another number of devices, p'.
 
 Parameters and optimizer state are replicated and stay as they are. Each new device gets
-the mean over the old devices of messages in flight and of deviations, so that the mean
-over the new devices is the same. During the conversion, every new device holds the
-messages of all old devices.
+the mean over the old devices of messages in flight, so that the mean over the new
+devices is the same. During the conversion, every new device holds the messages of all
+old devices.
 
 If the loss function returns weights W, the mean gradient is `sum(W g) / sum(W)`, and
 the sum of a batch's weights does not depend on the number of devices. The new devices
@@ -72,5 +72,4 @@ def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
         # This is the same on all devices. A mean is not used, because rounding could
         # make an integer one too small.
         filled=jnp.repeat(in_flight.filled[:1], now),
-        deviation=jax.tree.map(mean, in_flight.deviation),
     )

@@ -60,7 +60,7 @@ def restore(
     each gradient in flight is averaged over the old devices and applied (a drain), so
     that the next `width - 1` steps apply nothing. The states of codecs, such as the
     residuals of error feedback, begin anew, and a log record of level WARNING names
-    their arrays. The deviations that `deviation_feedback` keeps begin anew, too.
+    their arrays.
 
     If the number of devices is the same, but inner axes or the axes of a hierarchical
     all-reduce have other sizes, or parameters are split in another way, only the states

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 import optax
 
-from pipejax._core.checks import check_feedback, check_flag, check_width
+from pipejax._core.checks import check_flag, check_width
 
 from ._linear import linear_update
 from ._loop import Loop, deviations, loop
@@ -33,7 +33,6 @@ def spectral_radius(
     curvature: float,
     *,
     weight_prediction: bool = True,
-    deviation_feedback: float = 0.0,
 ) -> float:
     r"""Returns the factor by which a step multiplies the error on a quadratic.
 
@@ -57,8 +56,7 @@ def spectral_radius(
     $$e_{i,t} = -\lambda (u(e_{i,t-K+1}) + ... + u(e_{i,t-1})) + n_{i,t}$$
 
     where `n_{i,t}` is the part of the deviation that comes from the batch. In the sum,
-    u starts from an optimizer state of zero at every step t. With deviation feedback c,
-    the oldest deviation `e_{i,t-K+1}` is replaced by `e_{i,t-K+1} + c e_{i,t-K}`.
+    u starts from an optimizer state of zero at every step t.
 
     Args:
       tx: An Optax transformation that is linear in its gradients, such as `optax.sgd`
@@ -68,7 +66,6 @@ def spectral_radius(
       weight_prediction: Same as in `pj.make_train_step`, for training on several
         devices. On a single device no gradient deviates from the mean, so with weight
         prediction the result for `width=1` holds at every width.
-      deviation_feedback: Same as in `pj.make_train_step`: the share c, in [0, 1).
 
     Returns:
       The factor per step, a float of at least 0.
@@ -91,7 +88,7 @@ def spectral_radius(
             f"`curvature` must be a finite number of at least 0, got {curvature!r}."
             " A direction of negative curvature has no optimum to converge to."
         )
-    loops = _loops(tx, width, weight_prediction, deviation_feedback)
+    loops = _loops(tx, width, weight_prediction)
     return max(_radius(each, curvature) for each in loops)
 
 
@@ -100,7 +97,6 @@ def max_curvature(
     width: int,
     *,
     weight_prediction: bool = True,
-    deviation_feedback: float = 0.0,
 ) -> float:
     """Returns the curvature below which training is stable on every quadratic.
 
@@ -112,7 +108,6 @@ def max_curvature(
       tx: Same as in `spectral_radius`.
       width: Pipeline width K, at least 1.
       weight_prediction: Same as in `spectral_radius`.
-      deviation_feedback: Same as in `spectral_radius`.
 
     Returns:
       The limit on the curvature, in units of loss per squared parameter. It is infinite
@@ -137,7 +132,7 @@ def max_curvature(
       Giladi et al., At Stability's Edge, ICLR 2020,
       https://openreview.net/forum?id=Bkeb7lHtvH
     """
-    loops = _loops(tx, width, weight_prediction, deviation_feedback)
+    loops = _loops(tx, width, weight_prediction)
     return min(map(_limit, loops))
 
 
@@ -147,7 +142,6 @@ def max_learning_rate(
     *,
     curvature: float = 1.0,
     weight_prediction: bool = True,
-    deviation_feedback: float = 0.0,
 ) -> float:
     r"""Returns the learning rate below which training is stable at a given curvature.
 
@@ -170,7 +164,6 @@ def max_learning_rate(
         network it grows during training until it meets the limit (Cohen et al., 2021).
         Measure it with `sharpness`, or keep 1 to compare two widths.
       weight_prediction: Same as in `spectral_radius`.
-      deviation_feedback: Same as in `spectral_radius`.
 
     Returns:
       The limit, in the units of the argument of `optimizer`.
@@ -200,12 +193,7 @@ def max_learning_rate(
             " eigenvalue of the Hessian of the loss, or 1 to compare widths."
         )
     limit, half = (
-        max_curvature(
-            optimizer(rate),
-            width,
-            weight_prediction=weight_prediction,
-            deviation_feedback=deviation_feedback,
-        )
+        max_curvature(optimizer(rate), width, weight_prediction=weight_prediction)
         for rate in (1.0, 0.5)
     )
     if not np.isclose(half, 2 * limit, rtol=1e-6):
@@ -219,17 +207,13 @@ def max_learning_rate(
 
 
 def _loops(
-    tx: optax.GradientTransformation,
-    width: int,
-    weight_prediction: bool,
-    deviation_feedback: float,
+    tx: optax.GradientTransformation, width: int, weight_prediction: bool
 ) -> list[Loop]:
     update, width = linear_update(tx), check_width(width)
     check_flag("weight_prediction", weight_prediction)
-    feedback = check_feedback(deviation_feedback, "own" if weight_prediction else False)
     if not weight_prediction:
         return [loop(update, width)]
-    spread = [deviations(update, width, feedback)] if width > 1 else []
+    spread = [deviations(update, width)] if width > 1 else []
     return [loop(update, 1), *spread]
 
 

@@ -15,8 +15,7 @@ heavy-ball at K=2.
 
 With weight prediction, the mean over devices follows the loop of width 1. A second loop
 describes the deviation e, the gradient of one device minus the mean over devices. Its
-state is the device's K-1 deviations in flight and the one before them, which deviation
-feedback may add. For heavy-ball at K=3, its polynomial is, without factors of z,
+state is the device's K-1 deviations in flight. For heavy-ball at K=3, its polynomial is
 `z^2 + eta lambda z + (1 + mu) eta lambda`.
 """
 
@@ -68,16 +67,16 @@ def loop(update: LinearUpdate, width: int) -> Loop:
     return Loop(transition, enters, taken_at)
 
 
-def deviations(update: LinearUpdate, width: int, feedback: float) -> Loop:
+def deviations(update: LinearUpdate, width: int) -> Loop:
     """Returns the loop of one device's deviations, with weight prediction."""
-    response, moved = update.gradient, np.zeros(width)
+    length = width - 1
+    response, moved = update.gradient, np.zeros(length)
     # A prediction applies the newest deviation last. It moves the parameter by one
     # update, whereas older ones keep acting through the optimizer state.
-    for age in reversed(range(1, width)):
+    for age in reversed(range(length)):
         moved[age] = response[-1]
         response = update.state @ response
-    moved[0] = feedback * moved[1]
-    return Loop(np.eye(width, k=1), np.eye(width)[-1], moved)
+    return Loop(np.eye(length, k=1), np.eye(length)[-1], moved)
 
 
 def _exact(coefficients: list[float]) -> np.ndarray:

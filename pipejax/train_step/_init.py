@@ -172,7 +172,7 @@ def _maker(
         return PipelineState(
             trainable=step.init(whole, known, length),
             model_state=model_state,
-            in_flight=empty(like, config.width, {}, feeds_back=config.feeds_back),
+            in_flight=empty(like, config.width, {}),
             rng=rng,
             skipped=jnp.zeros((), jnp.int32),
             step=jnp.zeros((), jnp.int32),

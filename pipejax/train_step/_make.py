@@ -12,7 +12,6 @@ from pipejax._core.checks import (
     check_axis_name,
     check_count,
     check_executor,
-    check_feedback,
     check_flag,
     check_floating,
     check_mesh,
@@ -44,7 +43,6 @@ def make_train_step(
     donate: bool = False,
     all_reduce: AllReduce | Schedule = psum(),
     weight_prediction: Literal["linearized", "own"] | bool = "linearized",
-    deviation_feedback: float = 0.0,
     executor: Literal["auto", "fused", "host"] = "auto",
     skip_nonfinite: bool = True,
     shard_optimizer: bool = False,
@@ -130,12 +128,6 @@ def make_train_step(
         recursion of the paper. SGD with momentum then loses most of its stability.
         Prediction leaves `tx` as it is, costs `width - 1` updates per step, and sends
         nothing. `True` is the default.
-      deviation_feedback: Share c, in [0, 1), of the deviation that weight prediction
-        adds to the oldest gradient in flight. The deviation is this device's last
-        reduced gradient minus its mean over devices. At width 2, c = 0.5 doubles the
-        learning rate up to which devices stay together (`pj.stability`). It is meant
-        for SGD with momentum, and needs `weight_prediction="own"`. It costs the memory
-        of one gradient, and in flat directions devices lie a little further apart.
       executor: `"fused"` runs a step as one program. `"host"` sums on a thread beside
         the compute. `"auto"` takes the executor that hides communication on these
         devices, and says which one and why in `train.executor`.
@@ -194,7 +186,6 @@ def make_train_step(
         compute_dtype=check_floating("compute_dtype", compute_dtype),
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
         weight_prediction=rule,
-        deviation_feedback=check_feedback(deviation_feedback, rule),
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
     )
     schedule = check_all_reduce(all_reduce, axis_name)

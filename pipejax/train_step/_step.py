@@ -495,8 +495,7 @@ class TrainStep:
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))
         inner = inner_axes(self.mesh, self.axis_name)
         check_kind(state, inner, sharded=self.config.step.shards_optimizer)
-        devices, fed = self.config.devices, self.config.feeds_back
-        check_in_flight(state.in_flight, self.width, devices, feeds_back=fed)
+        check_in_flight(state.in_flight, self.width, self.config.devices)
         form = form_of((state.params, state.opt_state))
         if form not in self._checked:
             check_optimizer_of(state, self.settings.tx)

@@ -103,7 +103,7 @@ def pipelined_mean(
         reduced, after = exchange.finish(value, after, state.codec_states)
         total = reduced.sum
         mean = mean_as(total.gradients, updates, total, devices)
-        return mean, shift(state, fresh, after, state.deviation)
+        return mean, shift(state, fresh, after)
 
     return optax.GradientTransformation(init_fn, update_fn)
 

@@ -165,7 +165,7 @@ RESIDUALS = pj.collectives.two_shot(pj.codecs.error_feedback(pj.codecs.int8()))
     "settings",
     [
         {},
-        {"weight_prediction": "own", "deviation_feedback": 0.5},
+        {"weight_prediction": "own"},
         {"all_reduce": RESIDUALS},
     ],
 )

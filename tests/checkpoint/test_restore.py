@@ -25,7 +25,7 @@ FULL = pytest.mark.full
     options=[
         {},
         {"warmup_steps": 6},
-        {"deviation_feedback": 0.5, "weight_prediction": "own"},
+        {"weight_prediction": "own"},
     ],
 )
 def test_restored_run_continues_bit_for_bit(manager, width, options):
@@ -48,21 +48,20 @@ def test_restored_run_continues_bit_for_bit(manager, width, options):
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "feedback", "width"),
+    ("before", "now", "rule", "width"),
     [
-        (4, 2, 0, 2),
-        (2, 8, 0.5, 3),
-        pytest.param(8, 1, 0, 2, marks=FULL),
-        pytest.param(4, 2, 0, 3, marks=FULL),
-        pytest.param(2, 8, 0.5, 2, marks=FULL),
-        pytest.param(8, 1, 0, 3, marks=FULL),
+        (4, 2, "linearized", 2),
+        (2, 8, "own", 3),
+        pytest.param(8, 1, "linearized", 2, marks=FULL),
+        pytest.param(4, 2, "linearized", 3, marks=FULL),
+        pytest.param(2, 8, "own", 2, marks=FULL),
+        pytest.param(8, 1, "linearized", 3, marks=FULL),
     ],
 )
 def test_restore_on_other_devices_drains_first(
-    manager, caplog, before, now, feedback, width
+    manager, caplog, before, now, rule, width
 ):
-    options = {"deviation_feedback": feedback}
-    options["weight_prediction"] = "own" if feedback else "linearized"
+    options = {"weight_prediction": rule}
     data, train = batches(6), train_step(before, width, **options)
     state = run(train, init(train), data)
     checkpoint.save(manager, state)
@@ -108,16 +107,6 @@ def test_other_width_is_refused_and_the_remedy_works(manager):
     state, _ = train.drain(state)
     again = eval(remedy, {"train": other, "state": state, "batch": batches(1)[0]})
     run(other, again, batches(2))
-
-
-def test_other_feedback_is_refused(manager):
-    train, other = (
-        train_step(weight_prediction="own", deviation_feedback=x) for x in (0.0, 0.5)
-    )
-    checkpoint.save(manager, run(train, init(train), batches(2)))
-    manager.wait_until_finished()
-    with pytest.raises(ValueError, match=r"first is in_flight.deviation.*options"):
-        checkpoint.restore(manager, other, init(other))
 
 
 def shaped(shape, dtype="float32"):

@@ -54,8 +54,8 @@ PROGRAMS = """
         return train, train.abstract_state(W), X, 2.0
 
 
-    def fed_back(mesh):
-        return make(mesh, deviation_feedback=0.5, weight_prediction="own")
+    def by_own(mesh):
+        return make(mesh, weight_prediction="own")
 
 
     def on_a_thread(mesh):
@@ -266,8 +266,8 @@ def test_step_with_a_shared_input_is_shown(capsys):
     assert "--parameters 65536" in said
 
 
-def test_step_with_feedback_has_a_synchronous_twin(folder):
-    assert inspect("fed_back", "--json", "report.json") == 0
+def test_step_by_own_gradients_has_a_synchronous_twin(folder):
+    assert inspect("by_own", "--json", "report.json") == 0
     found = json.loads((folder / "report.json").read_text())
     assert list(found["programs"]) == ["D-Sync (K=1)", "pipelined (K=2)"]
 

@@ -141,7 +141,6 @@ def test_rows_show_changes_by_seed_with_marks_for_failures():
         # K=2 may lose 0.2 points or 0.01 nats, and K=3 twice as much.
         "K=2, predicted": "+0.0100 ± 0.0100, -0.20 ± 0.20",
         "K=2, robust": "",  # was not run
-        "K=2, fed back": "",
         "K=3, plain": "+0.0300 ± 0.0100, -0.75 ± 0.25 *",
         "K=3, predicted": "+0.0200 ± 0.0000, -0.50 ± 0.50",
         "K=3, robust": "",

@@ -120,13 +120,6 @@ def test_limit_of_predicted_heavy_ball_equals_its_closed_forms(momentum):
     assert at_3 == pytest.approx(1 / (1 + momentum), rel=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.8])
-def test_limit_with_feedback_equals_its_closed_form(share):
-    # z^2 + x z + c x has a root at -1, or two on the unit circle.
-    limit = stability.max_learning_rate(heavy_ball, 2, deviation_feedback=share)
-    assert limit == pytest.approx(min(1 / (1 - share), 1 / (share or 1)), rel=1e-6)
-
-
 def test_limit_is_found_for_divergence_to_one_side():
     # The root of z - 1.7 x leaves the unit circle at z = 1.
     taps = (-1.7, 2.43, -0.729)

@@ -46,7 +46,7 @@ def test_float16_mean_is_applied_exactly(way, executor, width, predicts):
     """Numbers and means are exact in float16, so the parameters are as by hand."""
     settings = {"weight_prediction": predicts and width > 1, **WAYS[way]}
     if settings["weight_prediction"] and width == 2:
-        settings |= {"deviation_feedback": 0.5, "weight_prediction": "own"}
+        settings |= {"weight_prediction": "own"}
     train, state = make(width=width, executor=executor, **settings)
     batches = [batch_of(17408, 16384, 17408, 16384), batch_of(40960, 0, 0, 40960)]
     wanted = np.float32([0, 0])

@@ -28,7 +28,6 @@ def settings_of(train):
         "donate": train.config.donate,
         "all_reduce": train.config.all_reduce,
         "weight_prediction": local.weight_prediction,
-        "deviation_feedback": local.deviation_feedback,
         "executor": train.executor_name,
         "skip_nonfinite": local.skip_nonfinite,
     }
@@ -48,7 +47,6 @@ DEFAULTS = {
     "donate": False,
     "all_reduce": collectives.psum(),
     "weight_prediction": "linearized",
-    "deviation_feedback": 0.0,
     "executor": "auto",
     "skip_nonfinite": True,
 }
@@ -76,12 +74,6 @@ def test_defaults_equal_the_documented_settings():
 def test_each_argument_changes_one_setting(name, value):
     train = pj.make_train_step(loss_fn, TX, mesh=MESH, **{name: value})
     assert settings_of(train) == DEFAULTS | {name: value}
-
-
-def test_feedback_is_accepted_with_own_predictions():
-    both = {"deviation_feedback": 0.5, "weight_prediction": "own"}
-    train = pj.make_train_step(loss_fn, TX, mesh=MESH, **both)
-    assert settings_of(train) == DEFAULTS | both
 
 
 def test_weight_prediction_true_is_the_default_rule():

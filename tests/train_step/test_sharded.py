@@ -169,11 +169,7 @@ def some_of(cases, *quick):
 OTHERS = {
     "microbatches": {"microbatches": 2},
     "host executor": {"executor": "host"},
-    "deviation feedback": {
-        "width": 3,
-        "deviation_feedback": 0.5,
-        "weight_prediction": "own",
-    },
+    "own": {"width": 3, "weight_prediction": "own"},
     "two shots": {"all_reduce": collectives.two_shot()},
     "ring": {"all_reduce": collectives.ring()},
     "warm-up": {"warmup_steps": 2},
@@ -249,7 +245,6 @@ def assert_placed(state, abstract):
 STATEFUL = {
     "plain": {},
     "host executor": {"executor": "host", "all_reduce": collectives.two_shot(FEEDBACK)},
-    "deviations": {"width": 3, "deviation_feedback": 0.5},
     "power_sgd": {
         "all_reduce": collectives.psum(
             codecs.error_feedback(codecs.power_sgd(2, jax.random.key(3)))

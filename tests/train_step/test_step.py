@@ -276,11 +276,7 @@ DONATED = {
     "width 1": {"width": 1},
     "warm-up": {"width": 2, "warmup_steps": 2},
     "codec": {"width": 3, "all_reduce": FEEDBACK},
-    "deviation": {
-        "width": 3,
-        "deviation_feedback": 0.5,
-        "weight_prediction": "own",
-    },
+    "own": {"width": 3, "weight_prediction": "own"},
     "scheduled": {
         "width": 2,
         "all_reduce": pj.collectives.scheduled([pj.collectives.psum(), FEEDBACK], [3]),

@@ -19,7 +19,6 @@ from ._settings import check_all_reduce as check_all_reduce
 from ._settings import check_axis_name as check_axis_name
 from ._settings import check_count as check_count
 from ._settings import check_executor as check_executor
-from ._settings import check_feedback as check_feedback
 from ._settings import check_flag as check_flag
 from ._settings import check_floating as check_floating
 from ._settings import check_mesh as check_mesh

@@ -58,23 +58,6 @@ def check_prediction(rule: Any) -> Literal["linearized", "own", False]:
     )
 
 
-def check_feedback(share: float, rule: Literal["linearized", "own", False]) -> float:
-    """Returns `share` as a float, or raises a `ValueError` if it is not in [0, 1)."""
-    real = isinstance(share, int | float) and not isinstance(share, bool)
-    if not real or not 0 <= share < 1:
-        raise ValueError(
-            f"`deviation_feedback` must be a number from 0 to below 1, got {share!r}."
-            " 0.5 is the best at width 2."
-        )
-    if share and rule != "own":
-        raise ValueError(
-            "`deviation_feedback` must be 0 unless devices predict by their own"
-            f" gradients alone; got {share!r} with weight_prediction={rule!r}. Choose"
-            " weight_prediction='own'."
-        )
-    return float(share)
-
-
 def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
     """Returns `dtype`, or raises a `ValueError` unless it is floating or `None`."""
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):

@@ -55,11 +55,6 @@ class StepConfig:
         """Returns the number of devices, or groups, over which the data is split."""
         return math.prod(self.mesh.shape[name] for name in axes(self.axis_name))
 
-    @property
-    def feeds_back(self) -> bool:
-        """Returns whether the pipeline keeps deviations; at width 1 it has none."""
-        return self.width > 1 and self.step.settings.deviation_feedback > 0
-
     @functools.cached_property
     def sums_by(self) -> AllReduce:
         """Returns the variant of `all_reduce` that suits the mesh best."""

@@ -24,7 +24,6 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import (
     InFlight,
     Message,
-    deviation,
     emptied,
     shift,
     valid_in_drain,
@@ -162,8 +161,7 @@ class Fused:
             )
             reduced, after = exchange.finish(value, after, before)
         state, info = step.apply(state, computed, reduced)
-        spread = deviation(in_flight, reduced, config.axis_name)
-        queue = shift(in_flight, fresh, after, spread)
+        queue = shift(in_flight, fresh, after)
         state = config.result(state, computed, reduced.sum.changes)
         # Messages that stay in the queue are not results, which would be copies.
         return state, queue._replace(pending=queue.pending[-1:]), info

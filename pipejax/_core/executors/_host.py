@@ -119,8 +119,9 @@ class Host:
         # run.
         base = Base(states, reduced.updated)
         self._begun[:] = [x._replace(base=base) for x in others[:1]] + others[1:]
-        common, queue, info = self._update(common, computed, reduced, in_flight)
-        queue = queue._replace(pending=pending[1:], codec_states=states)
+        filled = in_flight.filled
+        common, filled, info = self._update(common, computed, reduced, filled)
+        queue = InFlight(pending[1:], filled, states)
         return state_of(common, queue, state.calls), info
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
@@ -143,7 +144,7 @@ class Host:
                 whole = _submitted(self._programs.gather, last.updated).result()
                 results[-1] = last._replace(updated=whole), states
         for reduced, _ in results:
-            common, _, info = self._update(common, None, reduced, in_flight)
+            common, _, info = self._update(common, None, reduced, in_flight.filled)
             infos.append(info)
         self._begun.clear()
         join()
@@ -227,26 +228,25 @@ class Host:
         state: Common,
         computed: Computed | None,
         reduced: Reduced,
-        in_flight: InFlight,
-    ) -> tuple[Common, InFlight, StepInfo]:
-        """Runs the program that applies a reduced message, without waiting for it."""
+        filled: jax.Array,
+    ) -> tuple[Common, jax.Array, StepInfo]:
+        """Runs the program that applies a reduced message, without waiting for it.
+
+        Also returned is the number of valid messages in the queue after a step.
+        """
         updated, reduced = reduced.updated, reduced._replace(updated=None)
         # With a sharded optimizer, the exchange has updated its pieces. The program
         # neither reads nor returns them, because it may overwrite its state, and the
         # thread works on them.
         if updated is not None:
             state = without_trainable(state)
-        # A drain leaves no deviation behind.
-        due = _bare(in_flight)._replace(pending=in_flight.pending[:1])
-        if computed is None or in_flight.deviation is None:
-            due = due._replace(pending=(), deviation=None)
-        args = state, computed, reduced, due
+        args = state, computed, reduced, filled
         self._check_no_own(self._programs.update, *args)
-        after, queue, info = self._programs.update(*args)
+        after, filled, info = self._programs.update(*args)
         state = completed(after, state)
         if updated is not None:
             state = state._replace(trainable=updated)
-        return state, queue, info
+        return state, filled, info
 
     def _check(self, state: PipelineState) -> None:
         """Raises an error for a traced state, and that of an exchange that failed."""

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import InFlight, Reduced, deviation, emptied, entered
+from pipejax._core.message import Reduced, emptied, entered
 from pipejax._core.step import (
     Common,
     Computed,
@@ -30,7 +30,7 @@ class Programs(NamedTuple):
     Attributes:
       compute: Makes the message of a batch.
       exchange: Exchanges a message on the communication thread, and waits for it.
-      update: Applies a reduced message, and makes the queue without its messages.
+      update: Applies a reduced message, and counts the messages in the queue.
       empty: Makes an empty queue of the form of another.
       gather: Gathers parameters as they are, where devices have pieces of them, and
         waits for them.
@@ -52,13 +52,11 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
         return (state_data_specs(state, axis), own, inputs), (own, P())
 
     def update(
-        state: Common, computed: Computed | None, reduced: Reduced, due: InFlight
-    ) -> tuple[Common, InFlight, StepInfo]:
+        state: Common, computed: Computed | None, reduced: Reduced, filled: jax.Array
+    ) -> tuple[Common, jax.Array, StepInfo]:
         state, info = config.step.apply(state, computed, reduced)
         state = config.result(state, computed, reduced.sum.changes)
-        filled = entered(due.filled, config.width - 1)
-        queue = InFlight((), filled, {}, deviation(due, reduced, axis))
-        return state, queue, info
+        return state, entered(filled, config.width - 1), info
 
     def gather(trained: Trainable) -> Trainable:
         assert config.step.gather is not None

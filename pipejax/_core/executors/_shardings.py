@@ -57,13 +57,10 @@ def in_flight_shardings(
             passengers=lying(message.passengers, ()),
         )
 
-    pending = in_flight.pending
-    gradients = pending[0].shards.params if pending else ()
     return in_flight._replace(
-        pending=tuple(map(of_message, pending)),
+        pending=tuple(map(of_message, in_flight.pending)),
         filled=lying(in_flight.filled, ()),
         codec_states={},
-        deviation=lying(in_flight.deviation, gradients),
     )
 
 

@@ -1,6 +1,5 @@
 """Messages: what a device contributes to a step, their sum, and those in flight."""
 
-from ._deviation import deviation as deviation
 from ._exchange import Exchange as Exchange
 from ._exchange import averaging as averaging
 from ._in_flight import InFlight as InFlight

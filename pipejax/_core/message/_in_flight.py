@@ -28,10 +28,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from pipejax._internal.shards import constrained
-from pipejax._internal.types import CodecStates, Tree
+from pipejax._internal.types import CodecStates
 
 from ._message import Message, with_constraints
 
@@ -52,29 +50,23 @@ class InFlight(NamedTuple):
       codec_states: What the codecs of the all-reduce keep from one message to the next
         (residuals, keys, warm starts), as it was before the oldest message was sent.
         Empty if no codec has a state.
-      deviation: This device's gradients of the message before the oldest, minus their
-        mean over devices. `None` unless weight prediction feeds it back.
     """
 
     pending: tuple[Message, ...]
     filled: jax.Array
     codec_states: CodecStates
-    deviation: optax.Updates | None
 
 
-def empty(
-    like: Message, width: int, codec_states: CodecStates, *, feeds_back: bool = False
-) -> InFlight:
+def empty(like: Message, width: int, codec_states: CodecStates) -> InFlight:
     """Makes an empty queue for messages of a given form."""
 
-    def zeros(tree: Tree) -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+    def zeros() -> Message:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
     return InFlight(
-        pending=tuple(zeros(like) for _ in range(width - 1)),
+        pending=tuple(zeros() for _ in range(width - 1)),
         filled=jnp.zeros(1, jnp.int32),
         codec_states=codec_states,
-        deviation=zeros(like.gradients) if feeds_back else None,
     )
 
 
@@ -139,32 +131,22 @@ def count(in_flight: InFlight) -> int:
     return int(jax.device_get(own)[0])
 
 
-def shift(
-    in_flight: InFlight,
-    fresh: Message,
-    codec_states: CodecStates,
-    deviation: optax.Updates | None,
-) -> InFlight:
+def shift(in_flight: InFlight, fresh: Message, codec_states: CodecStates) -> InFlight:
     """Takes the oldest message off the queue and puts `fresh` at its end."""
     return InFlight(
         pending=(*in_flight.pending, fresh)[1:],
         filled=entered(in_flight.filled, len(in_flight.pending)),
         codec_states=codec_states,
-        deviation=deviation,
     )
 
 
 def at_width_1(in_flight: InFlight) -> InFlight:
     """Returns the pipeline for a synchronous step: only counter and codec states."""
-    return in_flight._replace(pending=(), deviation=None)
+    return in_flight._replace(pending=())
 
 
 def emptied(in_flight: InFlight, codec_states: CodecStates) -> InFlight:
     """Returns the pipeline with nothing in flight, and with these codec states."""
     zeros = jax.tree.map(jnp.zeros_like, in_flight._replace(codec_states={}))
-    pending, deviation = tuple(map(with_constraints, zeros.pending)), zeros.deviation
-    if pending and deviation is not None:
-        deviation = constrained(deviation, pending[0].shards.params)
-    return zeros._replace(
-        pending=pending, deviation=deviation, codec_states=codec_states
-    )
+    pending = tuple(map(with_constraints, zeros.pending))
+    return zeros._replace(pending=pending, codec_states=codec_states)

@@ -94,9 +94,7 @@ def _ids(devices: Any) -> list[int]:
     return sorted(device.id for device in devices)
 
 
-def check_in_flight(
-    in_flight: InFlight, width: int, devices: int, *, feeds_back: bool
-) -> None:
+def check_in_flight(in_flight: InFlight, width: int, devices: int) -> None:
     """Raises a `ValueError` unless the pipeline fits the train step."""
     found = width_of(in_flight)
     if found != width:
@@ -109,13 +107,6 @@ def check_in_flight(
         raise ValueError(
             f"`state` must be of this mesh, with {devices} devices; got one of"
             f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
-        )
-    kept = in_flight.deviation is not None
-    if kept != feeds_back:
-        raise ValueError(
-            f"`state` must {'' if feeds_back else 'not '}have a deviation to be fed"
-            f" back, as this train step {'does' if feeds_back else 'does not'}; got one"
-            f" {'with' if kept else 'without'} it. {_GO_ON}"
         )
 
 

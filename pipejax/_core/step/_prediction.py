@@ -106,14 +106,12 @@ def by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Para
     They are applied in their order, in place of the means over devices. If updates are
     linear and all devices have the same weight, the mean of the results over devices is
     exact. How far they may lie apart depends on the learning rate (`pj.stability`).
-    `deviation_feedback` damps this.
     """
     # The updates are predictions, and must not replace the mean that was applied.
     state = state._replace(trainable=state.trainable._replace(mean=None))
     linearized = settings.weight_prediction == "linearized"
     either = linearized and lax.axis_size(settings.axis_name) > 1
-    messages = _expected(settings.deviation_feedback, in_flight)
-    for own, valid in zip(messages, valid_in_queue(in_flight), strict=True):
+    for own, valid in zip(in_flight.pending, valid_in_queue(in_flight), strict=True):
         reduced = Reduced.of(own, valid)
         if either:
             reduced = _or_zeros(reduced)
@@ -152,20 +150,3 @@ def _or_zeros(own: Reduced) -> Reduced:
         gradients=select(usable, gradients, zeros), passengers=passengers
     )
     return own._replace(sum=message, finite=jnp.array(True))
-
-
-def _expected(feedback: float, in_flight: InFlight) -> tuple[Message, ...]:
-    """Returns the messages in flight, the oldest with a part of the deviation."""
-    if in_flight.deviation is None:
-        return in_flight.pending
-    oldest, *newer = in_flight.pending
-    weight = oldest.weight
-
-    def add(own: jax.Array, deviation: jax.Array) -> jax.Array:
-        factor: float | jax.Array = feedback
-        if weight is not None:  # gradients in flight are multiplied by it
-            factor *= weight.astype(own.dtype)
-        return own + factor * deviation
-
-    gradients = jax.tree.map(add, oldest.gradients, in_flight.deviation)
-    return oldest._replace(gradients=gradients), *newer

@@ -67,7 +67,6 @@ class Settings:
     compute_dtype: DTypeLike | None = None
     reduce_dtype: DTypeLike | None = None
     weight_prediction: Rule = "linearized"
-    deviation_feedback: float = 0.0
     skip_nonfinite: bool = True
     slope_dtype: DTypeLike = CODE
 

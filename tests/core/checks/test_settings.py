@@ -93,15 +93,3 @@ def test_mesh_must_be_a_jax_mesh(mesh):
 def test_weight_prediction_must_be_a_known_rule(value):
     with refused("`weight_prediction` must be 'linearized', 'own' or False, got"):
         make(weight_prediction=value)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan"), "half", True, None])
-def test_deviation_feedback_must_be_a_share(value):
-    with refused("`deviation_feedback` must be a number from"):
-        make(deviation_feedback=value)
-
-
-@pytest.mark.parametrize("rule", ["linearized", False])
-def test_deviation_feedback_needs_prediction_by_own_gradients(rule):
-    with refused("`deviation_feedback` must be 0 unless devices predict by their own"):
-        make(weight_prediction=rule, deviation_feedback=0.5)

@@ -25,7 +25,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
     mesh = pj.data_mesh(2 * inner, axis_name=("host", "fsdp"), hosts=2)
     if inner == 1:
         mesh = pj.data_mesh(2, axis_name="host")
-    train = make(mesh, width=3, deviation_feedback=0.5, weight_prediction="own")
+    train = make(mesh, width=3)
     params = init_params()
     if inner == 2:
         place = NamedSharding(mesh, P("fsdp"))
@@ -43,7 +43,6 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
     for message in in_flight.pending:
         assert message.gradients["out"].spec == own
         assert message.passengers.values.spec == P("host")
-    assert in_flight.deviation["out"].spec == own
     everywhere = in_flight_shardings(state.in_flight, train.config, ())
     assert everywhere.pending[0].gradients["out"].spec in (split, P(None))
     assert jax.tree.structure(specs) == jax.tree.structure(common_of(state))

@@ -49,38 +49,35 @@ def test_message_leaves_the_queue_width_minus_1_steps_later(width):
             assert bool(found.message) == real[age]
             assert flags(found.behind) == real[age + 1 :]
         assert count(queue) == sum(real)
-        queue = shift(queue, message(t + 1.0), {}, None)
+        queue = shift(queue, message(t + 1.0), {})
         twin = [*twin, t + 1.0][1:]
     assert width_of(queue) == width
 
 
 def test_empty_queue_has_the_form_of_the_messages():
     like = jax.eval_shape(lambda: message(1.0))
-    queue = empty(like, 3, {"site": jnp.ones(2)}, feeds_back=True)
+    queue = empty(like, 3, {"site": jnp.ones(2)})
     assert len(queue.pending) == 2
-    for tree in (*queue.pending, Message(queue.deviation)):
+    for tree in queue.pending:
         assert jax.tree.map(lambda x: (x.shape, x.dtype), tree) == jax.tree.map(
             lambda x: (x.shape, x.dtype), like
         )
         assert not any(np.any(x) for x in jax.tree.leaves(tree))
-    assert empty(like, 3, {}).deviation is None
     np.testing.assert_array_equal(queue.codec_states["site"], [1, 1])
 
 
 def test_drained_queue_keeps_only_codec_states():
-    queue = empty(message(0.0), 2, {"site": jnp.ones(2)}, feeds_back=True)
-    queue = shift(queue, message(5.0), {"site": jnp.full(2, 7.0)}, {"w": jnp.ones(3)})
+    queue = empty(message(0.0), 2, {"site": jnp.ones(2)})
+    queue = shift(queue, message(5.0), {"site": jnp.full(2, 7.0)})
     after = emptied(queue, {"site": jnp.full(2, 9.0)})
     assert count(after) == 0
     assert values(after) == [0]
-    np.testing.assert_array_equal(after.deviation["w"], np.zeros(3))
     np.testing.assert_array_equal(after.codec_states["site"], [9, 9])
 
 
 def test_queue_of_a_synchronous_step_is_empty():
-    """The given queue is empty, has no deviation, and shares the codecs' states."""
-    queue = empty(message(0.0), 3, {"site": jnp.ones(2)}, feeds_back=True)
+    """The given queue is empty, and shares the codecs' states."""
+    queue = empty(message(0.0), 3, {"site": jnp.ones(2)})
     given = at_width_1(queue)
     assert width_of(given) == 1
-    assert given.deviation is None
     assert given.codec_states is queue.codec_states

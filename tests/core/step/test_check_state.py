@@ -207,15 +207,6 @@ def test_state_of_another_prediction_is_refused(tx, rules, sharded):
         into.step(state, BATCH)
 
 
-@pytest.mark.parametrize("shares", [(0.0, 0.5), (0.5, 0.0)])
-def test_state_of_another_feedback_is_refused(shares):
-    of, into = (
-        make(deviation_feedback=share, weight_prediction="own") for share in shares
-    )
-    with refused(r"`state` must .*have a deviation to be fed"):
-        into.step(of.init(init_params()), BATCH)
-
-
 OTHERS = {
     "sgd": optax.sgd(0.1),
     "momentum": optax.sgd(0.1, momentum=0.9),

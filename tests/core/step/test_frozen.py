@@ -81,7 +81,7 @@ CASES = [
     (1, {}),
     (2, {}),
     (2, {"grouped": True}),
-    (2, {"weight_prediction": "own", "deviation_feedback": 0.5}),
+    (2, {"weight_prediction": "own"}),
     (2, {"executor": "host", "microbatches": 2}),
     (3, {"all_reduce": FEEDBACK, "reduce_dtype": jnp.bfloat16}),
     (3, {"executor": "host", "all_reduce": FEEDBACK}),

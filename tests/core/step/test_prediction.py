@@ -16,20 +16,18 @@ from ...helpers import loss_fn
 @pytest.mark.parametrize(
     ("filled", "wanted"),
     [
-        (2, 10 - (4 + 0.25 * 8) / 2 - 2 / 2),
-        # Only the newer gradient is real, and the deviation belongs to the older one.
-        (1, 10 - 2 / 2),
+        (2, 10 - 4 / 2 - 2 / 2),
+        (1, 10 - 2 / 2),  # only the newer gradient is real
         (0, 10),
     ],
 )
 def test_prediction_equals_numbers_by_hand(filled, wanted, weight):
-    """w is 10, the learning rate 1/2; 4 and 2 are in flight, and 1/4 is fed back."""
+    """w is 10, the learning rate 1/2; 4 and 2 are in flight."""
     train = pj.make_train_step(
         loss_fn,
         optax.sgd(0.5),
         mesh=pj.data_mesh(1),
         width=3,
-        deviation_feedback=0.25,
         weight_prediction="own",
     )
     state = train.init(np.float32(10))
@@ -37,14 +35,12 @@ def test_prediction_equals_numbers_by_hand(filled, wanted, weight):
         jnp.float32(0), None, None if weight is None else jnp.float32(weight)
     )
     in_flight = InFlight(
-        # A gradient travels multiplied by its weight. A deviation is kept without its
-        # weight.
+        # A gradient travels multiplied by its weight.
         pending=tuple(
             Message(jnp.float32([g * (weight or 1)]), None, passengers) for g in (4, 2)
         ),
         filled=jnp.array([filled]),
         codec_states={},
-        deviation=jnp.float32([8]),
     )
     found = point(train.settings, kinds(train.settings), state, in_flight)
     assert float(found) == wanted

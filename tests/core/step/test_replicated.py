@@ -51,24 +51,22 @@ def test_training_on_one_device_with_prediction_is_synchronous(width, name, exec
     chex.assert_trees_all_close(ahead, synchronous, rtol=0, atol=1e-6)
 
 
-@grid(1, width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], feedback=[0.0, 0.5, None])
-def test_predicted_training_equals_the_recursion_by_hand(
-    width, name, warmup_steps, feedback
-):
-    """Compares with the recursion without pipejax; rounding is as in `test_step`.
+RULES = ["linearized", "own"]
 
-    Without feedback, predictions are linearized.
-    """
+
+@grid(1, width=[2, 3], name=OPTIMIZERS, warmup_steps=[0, 3], rule=RULES)
+def test_predicted_training_equals_the_recursion_by_hand(
+    width, name, warmup_steps, rule
+):
+    """Compares with the recursion without pipejax; rounding is as in `test_step`."""
     tx, data = OPTIMIZERS[name], batches(STEPS)
-    linearized = feedback is None
     got = drained(
         data,
         tx,
         mesh=pj.data_mesh(4),
         width=width,
         warmup_steps=warmup_steps,
-        deviation_feedback=feedback or 0.0,
-        weight_prediction="linearized" if linearized else "own",
+        weight_prediction=rule,
     )
     expected = pipe_sgd(
         loss_fn,
@@ -79,9 +77,8 @@ def test_predicted_training_equals_the_recursion_by_hand(
         width=width,
         warmup_steps=warmup_steps,
         drain=True,
-        predict="linearized" if linearized and name in HELD else "own",
+        predict=rule if name in HELD else "own",
         held=HELD.get(name),
-        feedback=feedback or 0.0,
     )[-1]
     chex.assert_trees_all_close(got, expected, rtol=0, atol=4e-6)
 
@@ -106,16 +103,15 @@ def test_quadratic_with_prediction_takes_synchronous_steps(width, tx):
     assert np.abs(plain - synchronous).max() > 0.1
 
 
-@grid(1, width=[3, 2], feedback=[0.5, None])
-def test_both_executors_have_the_same_bits(width, feedback):
+@grid(1, width=[3, 2], rule=RULES)
+def test_both_executors_have_the_same_bits(width, rule):
     run = functools.partial(
         drained,
         batches(STEPS),
         OPTIMIZERS["clip+adamw"],
         mesh=pj.data_mesh(4),
         width=width,
-        deviation_feedback=feedback or 0.0,
-        weight_prediction="own" if feedback else "linearized",
+        weight_prediction=rule,
     )
     assert_bits_equal(run(executor="fused"), run(executor="host"))
 
@@ -134,15 +130,14 @@ def test_prediction_sends_no_more_and_keeps_replicas_equal():
     assert found == plain.transfers(plain.init(init_params()), data[0])
 
 
-@pytest.mark.parametrize("feedback", [None, 0.0, 0.5])
-def test_gradient_with_nan_is_not_predicted(feedback):
+@pytest.mark.parametrize("rule", RULES)
+def test_gradient_with_nan_is_not_predicted(rule):
     """A device would otherwise compute at NaN, and send NaN from then on."""
     train = pj.make_train_step(
         loss_fn,
         optax.adam(1e-2),
         mesh=pj.data_mesh(2),
-        deviation_feedback=feedback or 0.0,
-        weight_prediction="linearized" if feedback is None else "own",
+        weight_prediction=rule,
     )
     state, data = train.init(init_params()), batches(8)
     data[2]["x"][0, 0] = np.nan

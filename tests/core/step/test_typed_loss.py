@@ -38,7 +38,7 @@ OPTIONS = {
         "executor": "host",
         "width": 3,
     },
-    "feedback": {"weight_prediction": "own", "deviation_feedback": 0.5},
+    "own": {"weight_prediction": "own"},
     "codec": {"all_reduce": FEEDBACK},
     "muon": {"tx": optax.contrib.muon(1e-2)},
 }
