@@ -57,6 +57,35 @@ def of_leaves(items: Sequence[Any], tree: Any, part: Any) -> tuple[Any, ...]:
     return tuple(item for (path, _), item in pairs if path in there)
 
 
+def like_optimizer(
+    opt_state: Any, params: Any, items: Sequence[Any], default: Any
+) -> Any:
+    """Returns a pytree like an optimizer's state, with an item for every leaf.
+
+    There is an item for each parameter. It goes to those leaves of the state that are
+    like its parameter, and `default` to all others.
+
+    Examples:
+      >>> like_optimizer((0, {"w": 5.0}), {"w": 3.0}, ["w"], "shared")
+      ('shared', {'w': 'w'})
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    known = {
+        (path, jnp.shape(leaf)): item
+        for (path, leaf), item in zip(leaves, items, strict=True)
+    }
+
+    def item(path: Any, leaf: Any) -> Any:
+        # An Optax state holds moments, averages and accumulated gradients in pytrees
+        # like the parameters. The path of such a leaf ends with the path of its
+        # parameter. All others, such as counters, belong to no parameter.
+        ends = (path[start:] for start in range(len(path) + 1))
+        found = (known.get((end, jnp.shape(leaf))) for end in ends)
+        return next((each for each in found if each is not None), default)
+
+    return jax.tree_util.tree_map_with_path(item, opt_state)
+
+
 def merged(part: Any, whole: Any) -> Any:
     """Returns `part`, with the leaves of `whole` where `part` has `None`.
 

@@ -30,8 +30,10 @@ from pipejax._core.step import (
     PipelineState,
     Trainable,
     common_of,
+    delays,
     inner_state_specs,
     inputs_over,
+    parted,
     state_data_specs,
     state_of,
 )
@@ -101,6 +103,7 @@ def initial(
 def planned(config: StepConfig, arguments: Arguments, inputs: Inputs | None) -> Plan:
     """Checks what `train.init` is given, and returns how the state is made from it."""
     check_params(arguments.params)
+    delays(config.step.settings.delayed, arguments.params)
     check_arrays("model_state", arguments.model_state)
     check_keys(arguments.rng)
     loss_fn = config.step.settings.loss_fn
@@ -223,12 +226,13 @@ def _message_form(
     """
     params, model_state, rng, _ = arguments
     if inputs is None:
-        return config.empty_message(params, model_state, shards)
+        return config.empty_messages(params, model_state, shards)[0]
 
     def local(
         params: optax.Params, model_state: ModelState, rng: Keys, inputs: Inputs
     ) -> Message:
-        return config.step.message(params, model_state, rng, inputs, shards)[0]
+        message, _ = config.step.message(params, model_state, rng, inputs, shards)
+        return parted(config.step.settings.delayed, params, message)[0]
 
     local = config.on_mesh(local, (P(), P(), P(), inputs_over(config.axis_name)), P())
     return jax.eval_shape(local, params, model_state, rng, inputs)

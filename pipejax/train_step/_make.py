@@ -11,6 +11,7 @@ from pipejax._core.checks import (
     check_all_reduce,
     check_axis_name,
     check_count,
+    check_delayed,
     check_executor,
     check_flag,
     check_floating,
@@ -21,7 +22,7 @@ from pipejax._core.checks import (
     check_width,
 )
 from pipejax._core.executors import StepConfig
-from pipejax._core.step import Loss, Settings, replicated_step, zero1_step
+from pipejax._core.step import Delayed, Loss, Settings, replicated_step, zero1_step
 from pipejax._internal.mesh import AxisName, explicit_axes
 from pipejax._internal.threads import check_threads
 from pipejax.collectives import AllReduce, Schedule, psum
@@ -38,6 +39,7 @@ def make_train_step(
     warmup_steps: int = 0,
     microbatches: int = 1,
     compute_dtype: DTypeLike | None = None,
+    delayed: Delayed = None,
     reduce_dtype: DTypeLike | None = None,
     axis_name: AxisName = "data",
     donate: bool = False,
@@ -93,6 +95,14 @@ def make_train_step(
       compute_dtype: dtype to which floating parameters and inputs are cast inside the
         loss. Parameters, optimizer state and gradients keep the parameters' dtype.
         `None` casts nothing.
+      delayed: Parameters whose gradients are delayed, as a pytree of bools that has the
+        structure of the parameters or its beginning, or as a function from parameters
+        to such a tree. All other gradients are averaged in the step that computes them,
+        beside the rest of its backward pass, and are not K-1 steps old. `tx` sees one
+        tree of both kinds. What has not arrived (delayed gradients in the first K-1
+        steps, the others in a drain) leaves its parameters and their part of the
+        optimizer's state as they are. Loss, metrics and model state are delayed. `None`
+        delays all. A state and its checkpoints are of one choice.
       reduce_dtype: dtype in which gradients and changes of model state are sent and
         summed. `None` keeps their own dtypes. Loss, metrics and weight travel as
         float32. float16 is refused if `loss_fn` returns a weight.
@@ -184,6 +194,7 @@ def make_train_step(
         branches=mesh.devices.flat[0].platform == "cpu",
         microbatches=check_count("microbatches", microbatches, 1),
         compute_dtype=check_floating("compute_dtype", compute_dtype),
+        delayed=check_delayed(delayed, width, sharded=sharded),
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
         weight_prediction=rule,
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),

@@ -334,7 +334,7 @@ class TrainStep:
         """
         self._check(state)
         args = state.trainable.whole_params, state.model_state, state.shards
-        wanted = self.config.empty_message(*args)
+        wanted, _ = self.config.empty_messages(*args)
         check_pending(wanted, state.in_flight, self.config.devices)
         phase = self._phase(state.calls)
         if self.phases[phase].width != self.width:  # nothing is in flight

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
-from pipejax._core.message import InFlight, Reduced, valid_in_step
+from pipejax._core.message import InFlight, Reduced, valid_at_once, valid_in_step
 from pipejax._core.step import (
     Common,
     Inputs,
@@ -42,9 +42,15 @@ def transfers_of(
             reduced = Reduced(total, valid.message, valid.message, squares)
         else:
             reduced = Reduced.of(message, valid.message)
+        transfers, at_once = exchange.stages.transfers, None
+        if computed.at_once is not None:
+            now = valid_at_once()
+            first = step.exchange(None, computed.at_once, now, config.sums_by)
+            transfers = (*first.stages.transfers, *transfers)
+            at_once = Reduced.of(computed.at_once, now.message)
         # A `Partial` without arguments has no arrays, and keeps its function.
-        listed = jax.tree_util.Partial(lambda: exchange.stages.transfers)
-        return message, step.apply(state, computed, reduced), listed
+        listed = jax.tree_util.Partial(lambda: transfers)
+        return message, step.apply(state, computed, reduced, at_once), listed
 
     step, own, split = config.step, common_of(state), P(config.axis_name)
     of_inputs = inputs_over(config.axis_name)

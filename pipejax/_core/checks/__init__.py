@@ -18,6 +18,7 @@ from ._optimizer import opt_state_difference as opt_state_difference
 from ._settings import check_all_reduce as check_all_reduce
 from ._settings import check_axis_name as check_axis_name
 from ._settings import check_count as check_count
+from ._settings import check_delayed as check_delayed
 from ._settings import check_executor as check_executor
 from ._settings import check_flag as check_flag
 from ._settings import check_floating as check_floating

@@ -58,6 +58,22 @@ def check_prediction(rule: Any) -> Literal["linearized", "own", False]:
     )
 
 
+def check_delayed(delayed: Any, width: int, *, sharded: bool) -> Any:
+    """Returns `delayed`, or `None` where every gradient has the same delay.
+
+    Raises a `ValueError` for some delayed gradients with a sharded optimizer.
+    """
+    if delayed is None or width == 1:
+        return None
+    if sharded:
+        raise ValueError(
+            "`delayed` must be None with shard_optimizer=True, got"
+            f" {delayed!r}: the update of a sharded optimizer is part of the exchange,"
+            " and needs all gradients at once. Leave out one of the two."
+        )
+    return delayed
+
+
 def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:
     """Returns `dtype`, or raises a `ValueError` unless it is floating or `None`."""
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message
+from pipejax._core.message import Message, joined_states
 from pipejax._core.message import codec_states as codec_states_of_device
 from pipejax._core.step import PipelineState
 from pipejax._internal.mesh import auto_mesh, axes, inner_axes
@@ -26,14 +26,20 @@ def codec_states(
 ) -> CodecStates:
     """Returns the codec states of all phases of a run together."""
     shards = Shards(state.shards.params, data_axes=state.shards.data_axes)
-    like = phases[-1].empty_message(state.trainable.whole_params, None, shards)
-    like = like._replace(passengers=None)
+    late, at_once = phases[-1].empty_messages(
+        state.trainable.whole_params, None, shards
+    )
     # A warm-up has the all-reduce of the phase that follows it.
     different = {id(phase.all_reduce): phase for phase in phases}
-    states: CodecStates = {}
-    for phase in different.values():
-        states |= codec_states_of(phase.at(reduction_mesh), like, abstract=abstract)
-    return states
+
+    def of(like: Message) -> CodecStates:
+        like = like._replace(passengers=None)
+        states: CodecStates = {}
+        for phase in different.values():
+            states |= codec_states_of(phase.at(reduction_mesh), like, abstract=abstract)
+        return states
+
+    return joined_states(of(late), {} if at_once is None else of(at_once))
 
 
 def codec_states_of(

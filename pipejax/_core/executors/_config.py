@@ -20,6 +20,7 @@ from pipejax._core.step import (
     Step,
     empty_message,
     moving,
+    parted,
     state_data_specs,
 )
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
@@ -71,13 +72,19 @@ class StepConfig:
         inner = inner_axes(self.mesh, self.axis_name)
         return None if inner else Inputs(self.data, None, InputSpecs())
 
-    def empty_message(
+    def empty_messages(
         self, params: optax.Params, model_state: ModelState, shards: Shards
-    ) -> Message:
-        """Returns the shapes of `empty_message`, for one device or group."""
-        make = functools.partial(
-            empty_message, self.step.settings, params, model_state, shards
-        )
+    ) -> tuple[Message, Message | None]:
+        """Returns the shapes of `empty_message`, for one device or group.
+
+        The first part is delayed, and the second is exchanged at once, if any is.
+        """
+        settings = self.step.settings
+
+        def make() -> tuple[Message, Message | None]:
+            whole = empty_message(settings, params, model_state, shards)
+            return parted(settings.delayed, params, whole)
+
         return jax.eval_shape(self.on_mesh(make, (), P()))
 
     def result(self, state: Common, computed: Computed | None, changes: Tree) -> Common:

@@ -25,6 +25,8 @@ from pipejax._core.message import (
     InFlight,
     Message,
     emptied,
+    joined_states,
+    parted_states,
     shift,
     valid_in_drain,
     valid_in_step,
@@ -45,6 +47,7 @@ from ._config import StepConfig
 from ._interleave import interleave
 from ._options import Options, options_for
 from ._own_collectives import spans_cpu_processes
+from ._run_exchange import run_at_once
 from ._thread import join, submit
 
 
@@ -142,26 +145,35 @@ class Fused:
         config, step, trained = self.config, self.config.step, state.trainable
         # Only the oldest message may be overwritten, so it is an argument of its own.
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
-        before, sums_by = in_flight.codec_states, config.sums_by
+        before, others = parted_states(in_flight.codec_states)
         valid = valid_in_step(in_flight.filled[0], config.width - 1)
-        if config.width == 1:
+
+        def compute(state: Common, in_flight: InFlight, inputs: Inputs) -> Any:
             fresh, computed = step.compute(state, in_flight, inputs)
-            exchange = step.exchange(trained, fresh, valid, sums_by)
+            # Gradients that are not delayed are exchanged beside the rest of the
+            # backward pass, as at width 1.
+            return fresh, computed, *run_at_once(config, computed, others)
+
+        if config.width == 1:
+            fresh, computed, *rest = compute(state, in_flight, inputs)
+            exchange = step.exchange(trained, fresh, valid, config.sums_by)
             reduced, after = exchange.run(before)
         else:
-            exchange = step.exchange(trained, in_flight.pending[0], valid, sums_by)
+            oldest = in_flight.pending[0]
+            exchange = step.exchange(trained, oldest, valid, config.sums_by)
             # The sum that is due needs nothing of the compute, which hides it.
-            value, after, (fresh, computed) = interleave(
+            value, after, (fresh, computed, *rest) = interleave(
                 exchange.start,
                 before,
                 exchange.stages,
-                step.compute,
+                compute,
                 *(state, in_flight, inputs),
                 early=exchange.early,
             )
             reduced, after = exchange.finish(value, after, before)
-        state, info = step.apply(state, computed, reduced)
-        queue = shift(in_flight, fresh, after)
+        at_once, others = rest
+        state, info = step.apply(state, computed, reduced, at_once)
+        queue = shift(in_flight, fresh, joined_states(after, others))
         state = config.result(state, computed, reduced.sum.changes)
         # Messages that stay in the queue are not results, which would be copies.
         return state, queue._replace(pending=queue.pending[-1:]), info
@@ -170,7 +182,8 @@ class Fused:
         self, state: Common, in_flight: InFlight
     ) -> tuple[Common, InFlight, tuple[StepInfo, ...]]:
         """Runs one device's part of a drain."""
-        step, states, infos = self.config.step, in_flight.codec_states, []
+        step, infos = self.config.step, []
+        states, others = parted_states(in_flight.codec_states)
         changes = no_leaf(state.model_state)
         for age, message in enumerate(in_flight.pending):
             valid = valid_in_drain(in_flight, age)
@@ -178,11 +191,12 @@ class Fused:
                 state.trainable, message, valid, self.config.sums_by
             )
             reduced, states = exchange.run(states)
-            state, info = step.apply(state, None, reduced)
+            state, info = step.apply(state, None, reduced, None)
             infos.append(info)
             changes = message.changes
         state = self.config.result(state, None, changes)
-        return state, emptied(in_flight, states), tuple(infos)
+        queue = emptied(in_flight, joined_states(states, others))
+        return state, queue, tuple(infos)
 
     def _wait_turn(self, state: PipelineState) -> None:
         """Waits until a program may be dispatched.

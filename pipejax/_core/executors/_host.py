@@ -35,7 +35,15 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from pipejax._core.message import InFlight, Message, Reduced, valid_in_step
+from pipejax._core.message import (
+    InFlight,
+    Message,
+    Reduced,
+    joined_states,
+    parted_states,
+    valid_at_once,
+    valid_in_step,
+)
 from pipejax._core.step import (
     Common,
     Computed,
@@ -110,18 +118,24 @@ class Host:
         common, in_flight = common_of(state), state.in_flight
         self._check_no_own(self._programs.compute, common, _bare(in_flight), inputs)
         fresh, computed = self._programs.compute(common, _bare(in_flight), inputs)
+        before, others = parted_states(in_flight.codec_states)
+        # The thread is given this first, because the step waits for it.
+        waits_for = self._begin_at_once(computed, others)
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
-        first, *others = self._exchanges(state, pending, fresh)
+        first, *later = self._exchanges(state, before, pending, fresh)
         reduced, states = self._result(first)
         # The exchange that is now the oldest starts from what this step returns. The
         # next step compares it with its state, to see whether the exchange is of this
         # run.
         base = Base(states, reduced.updated)
-        self._begun[:] = [x._replace(base=base) for x in others[:1]] + others[1:]
-        filled = in_flight.filled
-        common, filled, info = self._update(common, computed, reduced, filled)
-        queue = InFlight(pending[1:], filled, states)
+        self._begun[:] = [x._replace(base=base) for x in later[:1]] + later[1:]
+        at_once = None
+        if waits_for is not None:
+            at_once, others = waits_for.result()
+        args = computed._replace(at_once=None), reduced, at_once, in_flight.filled
+        common, filled, info = self._update(common, *args)
+        queue = InFlight(pending[1:], filled, joined_states(states, others))
         return state_of(common, queue, state.calls), info
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
@@ -135,20 +149,21 @@ class Host:
         # All sums are there before the first program overwrites a donated state.
         # Every message is summed, also the zeros of a pipeline that is not full: all
         # processes launch the same collectives.
-        begun = self._exchanges(state, in_flight.pending, empty)
+        states, others = parted_states(in_flight.codec_states)
+        begun = self._exchanges(state, states, in_flight.pending, empty)
         results = [self._result(exchange) for exchange in begun]
-        states = in_flight.codec_states
         if results:
             last, states = results[-1]
             if last.updated is not None:
                 whole = _submitted(self._programs.gather, last.updated).result()
                 results[-1] = last._replace(updated=whole), states
         for reduced, _ in results:
-            common, _, info = self._update(common, None, reduced, in_flight.filled)
+            args = None, reduced, None, in_flight.filled
+            common, _, info = self._update(common, *args)
             infos.append(info)
         self._begun.clear()
         join()
-        empty = empty._replace(codec_states=states)
+        empty = empty._replace(codec_states=joined_states(states, others))
         return state_of(common, empty, state.calls), tuple(infos)
 
     def forget(self) -> None:
@@ -175,7 +190,11 @@ class Host:
         return programs_of(self.config, self.reduction_mesh)
 
     def _exchanges(
-        self, state: PipelineState, pending: tuple[Message, ...], dispatched: Tree
+        self,
+        state: PipelineState,
+        states: CodecStates,
+        pending: tuple[Message, ...],
+        dispatched: Tree,
     ) -> list[Begun]:
         """Returns the exchanges of all messages, in order, and starts missing ones.
 
@@ -186,7 +205,7 @@ class Host:
         """
         sharded, filled = self.config.step.shards_optimizer, state.in_flight.filled
         updated = state.trainable if sharded else None
-        base = Base(state.in_flight.codec_states, updated)
+        base = Base(states, updated)
         known, found = list(self._begun), list[Begun]()
         if known and not _identical(known[0].base, base):
             known = []
@@ -223,11 +242,21 @@ class Host:
         base = before if isinstance(before, Base) else None
         return Begun(message, base, _submitted(exchange))
 
+    def _begin_at_once(
+        self, computed: Computed, states: CodecStates
+    ) -> Future[tuple[Reduced, CodecStates]] | None:
+        """Hands the exchange of gradients that are not delayed to the thread."""
+        if computed.at_once is None:
+            return None
+        args = None, computed.at_once, states, valid_at_once()
+        return _submitted(self._programs.exchange, *args)
+
     def _update(
         self,
         state: Common,
         computed: Computed | None,
         reduced: Reduced,
+        at_once: Reduced | None,
         filled: jax.Array,
     ) -> tuple[Common, jax.Array, StepInfo]:
         """Runs the program that applies a reduced message, without waiting for it.
@@ -240,7 +269,7 @@ class Host:
         # thread works on them.
         if updated is not None:
             state = without_trainable(state)
-        args = state, computed, reduced, filled
+        args = state, computed, reduced, at_once, filled
         self._check_no_own(self._programs.update, *args)
         after, filled, info = self._programs.update(*args)
         state = completed(after, state)

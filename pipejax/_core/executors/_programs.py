@@ -1,7 +1,7 @@
 """The programs of a step that is run in parts, as the host executor runs it."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -45,16 +45,23 @@ class Programs(NamedTuple):
 
 def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
     """Returns the programs of a step, which are compiled when they first run."""
-    own, axis = P(config.axis_name), config.axis_name
+    own: Any = P(config.axis_name)
+    whole: Any = P()
+    axis = config.axis_name
 
     def compute_specs(state: Common, *_: Specs) -> tuple[Specs, Specs]:
         inputs = inputs_over(axis)
-        return (state_data_specs(state, axis), own, inputs), (own, P())
+        computed = Computed(whole, whole, whole, own)
+        return (state_data_specs(state, axis), own, inputs), (own, computed)
 
     def update(
-        state: Common, computed: Computed | None, reduced: Reduced, filled: jax.Array
+        state: Common,
+        computed: Computed | None,
+        reduced: Reduced,
+        at_once: Reduced | None,
+        filled: jax.Array,
     ) -> tuple[Common, jax.Array, StepInfo]:
-        state, info = config.step.apply(state, computed, reduced)
+        state, info = config.step.apply(state, computed, reduced, at_once)
         state = config.result(state, computed, reduced.sum.changes)
         return state, entered(filled, config.width - 1), info
 
@@ -76,7 +83,7 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
         ),
         exchange=make_exchange(config, reduction_mesh),
         update=jax.jit(
-            config.on_state(update, (P(), P(), own)),
+            config.on_state(update, (P(), P(), P(), own)),
             donate_argnums=(0,) if config.donate else (),
         ),
         empty=jax.jit(config.on_mesh(lambda x: emptied(x, {}), (own,), own)),

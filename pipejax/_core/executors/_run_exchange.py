@@ -7,8 +7,8 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Reduced, Valid
-from pipejax._core.step import Trainable, data_specs
+from pipejax._core.message import Message, Reduced, Valid, valid_at_once
+from pipejax._core.step import Computed, Trainable, data_specs
 from pipejax._internal.mesh import on_mesh_by
 from pipejax._internal.types import CodecStates, Specs
 
@@ -36,6 +36,17 @@ def make_exchange(config: StepConfig, where: Mesh) -> RunExchange:
     if by_shard and not config.step.shards_optimizer:
         return exchange_by_shard(config)
     return exchange_on_mesh(config)
+
+
+def run_at_once(
+    config: StepConfig, computed: Computed, states: CodecStates
+) -> tuple[Reduced | None, CodecStates]:
+    """Exchanges the gradients that are not delayed, inside a program of a step."""
+    if computed.at_once is None:
+        return None, states
+    message, valid = computed.at_once, valid_at_once()
+    exchange = config.step.exchange(None, message, valid, config.sums_by)
+    return exchange.run(states)
 
 
 def exchange_on_mesh(config: StepConfig) -> RunExchange:

@@ -9,7 +9,10 @@ from ._in_flight import count as count
 from ._in_flight import emptied as emptied
 from ._in_flight import empty as empty
 from ._in_flight import entered as entered
+from ._in_flight import joined_states as joined_states
+from ._in_flight import parted_states as parted_states
 from ._in_flight import shift as shift
+from ._in_flight import valid_at_once as valid_at_once
 from ._in_flight import valid_in_drain as valid_in_drain
 from ._in_flight import valid_in_queue as valid_in_queue
 from ._in_flight import valid_in_step as valid_in_step

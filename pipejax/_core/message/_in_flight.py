@@ -49,7 +49,8 @@ class InFlight(NamedTuple):
         They are the newest. All older messages are the zeros of an empty queue.
       codec_states: What the codecs of the all-reduce keep from one message to the next
         (residuals, keys, warm starts), as it was before the oldest message was sent.
-        Empty if no codec has a state.
+        Empty if no codec has a state. The codecs of gradients that are not delayed have
+        their own (`parted_states`).
     """
 
     pending: tuple[Message, ...]
@@ -68,6 +69,20 @@ def empty(like: Message, width: int, codec_states: CodecStates) -> InFlight:
         filled=jnp.zeros(1, jnp.int32),
         codec_states=codec_states,
     )
+
+
+_AT_ONCE = "at once"  # the place of the states of gradients that are not delayed
+
+
+def parted_states(states: CodecStates) -> tuple[CodecStates, CodecStates]:
+    """Returns the codec states of delayed gradients, and those of all others."""
+    late = {place: state for place, state in states.items() if place != _AT_ONCE}
+    return late, states.get(_AT_ONCE, {})
+
+
+def joined_states(late: CodecStates, at_once: CodecStates) -> CodecStates:
+    """Undoes `parted_states`."""
+    return {**late, _AT_ONCE: at_once} if at_once else late
 
 
 def width_of(in_flight: InFlight) -> int:
@@ -106,6 +121,11 @@ def valid_in_step(filled: Any, length: int, age: int = 0) -> Valid:
     # Until the message is due, `age` fresh ones enter the queue, and one with the step
     # that makes room for it.
     return Valid(filled >= length - age, _valid(filled + age + 1, length))
+
+
+def valid_at_once() -> Valid:
+    """Returns that a message is valid which is exchanged in the step that makes it."""
+    return valid_in_step(0, 0)
 
 
 def entered(filled: jax.Array, length: int) -> jax.Array:

@@ -9,6 +9,7 @@ from ._rule import Update as Update
 from ._rule import anchored as anchored
 from ._rule import changed as changed
 from ._rule import kind_of as kind_of
+from ._rule import like as like
 from ._rule import predicted as predicted
 from ._slopes import CODE as CODE
 from ._slopes import Slopes as Slopes

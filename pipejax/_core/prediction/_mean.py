@@ -37,14 +37,16 @@ class Mean(NamedTuple):
         return cls(gradients, jnp.zeros((), jnp.float32), jnp.array(False))
 
     def after(self, gradients: optax.Updates, loss: jax.Array) -> "Mean":
-        """Returns the mean after an update."""
+        """Returns the mean after an update, without gradients that it does not keep."""
+
+        def one(old: jax.Array | None, g: jax.Array | None) -> jax.Array | None:
+            if old is None or g is None:
+                return old
+            # An optimizer may deal with NaN itself. P times NaN would be NaN.
+            return jnp.where(jnp.isfinite(g), g.astype(old.dtype), old)
+
         kept = self.gradients
         if kept is not None:
-            # An optimizer may deal with NaN itself. P times NaN would be NaN.
-            kept = jax.tree.map(
-                lambda g, old: jnp.where(jnp.isfinite(g), g.astype(old.dtype), old),
-                gradients,
-                kept,
-            )
+            kept = jax.tree.map(one, kept, gradients, is_leaf=lambda x: x is None)
         finite = jnp.where(jnp.isfinite(loss), loss.astype(jnp.float32), self.loss)
         return Mean(kept, finite, jnp.array(True))

@@ -9,6 +9,9 @@ from ._check_state import check_optimizer_of as check_optimizer_of
 from ._check_state import check_pending as check_pending
 from ._check_state import check_state as check_state
 from ._check_state import is_deleted as is_deleted
+from ._delayed import Delayed as Delayed
+from ._delayed import delays as delays
+from ._delayed import parted as parted
 from ._gradient import empty_message as empty_message
 from ._info import StepInfo as StepInfo
 from ._info import mean_info as mean_info

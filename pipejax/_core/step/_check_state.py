@@ -133,8 +133,8 @@ def check_pending(wanted: Message, in_flight: InFlight, devices: int = 1) -> Non
             leaf, expected, there = found
             raise ValueError(
                 f"`state` must have {name} in flight of these parameters, this model"
-                f" state, this `tx` and this `reduce_dtype`: `{leaf}` {expected}; got"
-                f" {there} in its place. {_GO_ON}"
+                " state, this `tx`, this `delayed` and this `reduce_dtype`:"
+                f" `{leaf}` {expected}; got {there} in its place. {_GO_ON}"
             )
 
 

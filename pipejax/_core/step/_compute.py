@@ -14,6 +14,7 @@ from pipejax._internal.types import Keys
 
 from ._check_inner import warn_of_unused_axes
 from ._check_state import check_mean, check_pending, check_room
+from ._delayed import parted
 from ._gradient import empty_message, local_message
 from ._inputs import Inputs
 from ._model_state import predicted_model_state
@@ -39,10 +40,12 @@ def compute(
 ) -> tuple[Message, Computed]:
     """Returns this device's message, and what the update will need."""
     shards, whole = state.shards, state.trainable.whole_params
-    like = jax.eval_shape(
-        lambda: empty_message(settings, whole, state.model_state, shards)
-    )
-    check_pending(like, in_flight)
+
+    def empty() -> Message:
+        message = empty_message(settings, whole, state.model_state, shards)
+        return parted(settings.delayed, whole, message)[0]
+
+    check_pending(jax.eval_shape(empty), in_flight)
     if length := len(in_flight.pending):
         wanted = jax.eval_shape(lambda: empty_mean(state.trainable, length))
         check_mean(state, wanted is not None)
@@ -61,7 +64,8 @@ def compute(
         settings, params, model_state, key, inputs, shards
     )
     check_room(message, in_flight)
-    return message, Computed(counters, rng, state.step + 1)
+    message, at_once = parted(settings.delayed, whole, message)
+    return message, Computed(counters, rng, state.step + 1, at_once)
 
 
 def _split(rng: Keys, place: jax.Array) -> tuple[Any, Any]:

@@ -21,10 +21,19 @@ from pipejax._core.message import (
     mean_of,
     valid_in_queue,
 )
-from pipejax._core.prediction import Kind, Mean, Own, Update, kind_of, predicted
+from pipejax._core.prediction import (
+    Kind,
+    Mean,
+    Own,
+    Update,
+    kind_of,
+    like,
+    predicted,
+)
 from pipejax._internal.shards import constrained
-from pipejax._internal.structures import with_zeros
+from pipejax._internal.structures import merged
 
+from ._delayed import delays
 from ._frozen import without_frozen
 from ._state import Common, Trainable
 from ._step import Settings
@@ -95,8 +104,11 @@ def point(
     devices = lax.axis_size(settings.axis_name)
     kind = kind_of(params, len(in_flight.pending), devices)
     assert kind is not None  # because something needs the mean
-    own = own_gradients(params, in_flight)
+    # Gradients that are not delayed are not in flight. The last mean stands for them.
+    own = own_gradients(params, in_flight, like(mean.gradients, params))
     found = predicted(kind, update_of(settings), params, opt_state, mean, own)
+    flags = delays(settings.delayed, params)
+    found = jax.tree.map(lambda flag, v, w: v if flag else w, flags, found, params)
     return constrained(found, trained.shards.params)
 
 
@@ -119,14 +131,19 @@ def by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Para
     return state.trainable.params
 
 
-def own_gradients(params: optax.Params, in_flight: InFlight) -> list[Own]:
-    """Returns this device's gradients in flight, oldest first."""
+def own_gradients(
+    params: optax.Params, in_flight: InFlight, others: optax.Updates
+) -> list[Own]:
+    """Returns this device's gradients in flight, oldest first.
+
+    `others` take the place of those that are not in flight.
+    """
 
     def one(message: Message, valid: jax.Array) -> Own:
         # Also where the optimizer is to deal with NaN: P times NaN is NaN.
         usable = Reduced.of(message, valid).usable
         gradients = mean_as(message.gradients, params, message, 1)
-        gradients = with_zeros(gradients, params)
+        gradients = merged(gradients, others)
         zeros = jax.tree.map(jnp.zeros_like, gradients)
         loss = mean_of(message.passengers.loss, message, 1)
         return Own(select(usable, gradients, zeros), loss, valid, usable)

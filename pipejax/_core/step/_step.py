@@ -34,6 +34,7 @@ from pipejax._internal.shards import Shards
 from pipejax._internal.types import Keys, Tree
 from pipejax.collectives import AllReduce
 
+from ._delayed import Delayed
 from ._info import StepInfo
 from ._inputs import Inputs
 from ._loss import Loss
@@ -50,6 +51,7 @@ class Settings:
       axis_name: Mesh axis of the data, or a tuple of axes.
       branches: Whether an update that is not applied is not computed either. This suits
         CPUs. Accelerators select from both results, without waiting for the host.
+      delayed: The parameters whose gradients are delayed. `None` delays all.
       compute_dtype: dtype of the forward and the backward pass, or `None`.
       reduce_dtype: dtype in which gradients travel, or `None`.
       explicit: The inner axes of type Explicit, which the loss function sees.
@@ -65,6 +67,7 @@ class Settings:
     explicit: tuple[str, ...] = ()
     microbatches: int = 1
     compute_dtype: DTypeLike | None = None
+    delayed: Delayed = None
     reduce_dtype: DTypeLike | None = None
     weight_prediction: Rule = "linearized"
     skip_nonfinite: bool = True
@@ -77,11 +80,14 @@ class Computed(NamedTuple):
     Attributes:
       counters: Pytree like the model state, with the leaves that advance at once, and
         `None` in place of other leaves.
+      at_once: The gradients that are not delayed. The executor exchanges them in the
+        same step.
     """
 
     counters: Tree
     rng: Keys
     step: jax.Array
+    at_once: Message | None = None
 
 
 class Step(NamedTuple):
@@ -101,8 +107,9 @@ class Step(NamedTuple):
         Other steps need no `trainable`, which may be `None`.
       gather: `(trainable, all_reduce) -> Trainable` gathers the parameters as they are,
         with nothing in flight. `None` where every device has all of them.
-      apply: `(state, computed, reduced) -> state, StepInfo`. A drain has computed
-        nothing and gives `None`.
+      apply: `(state, computed, reduced, at_once) -> state, StepInfo`, with the reduced
+        message that is due and that of gradients that are not delayed. A drain has
+        computed nothing, and gives `None` for both.
     """
 
     settings: Settings
@@ -112,7 +119,9 @@ class Step(NamedTuple):
     compute: Callable[[Common, InFlight, Inputs], tuple[Message, Computed]]
     exchange: Callable[[Trainable | None, Message, Valid, AllReduce], Exchange]
     gather: Callable[[Trainable, AllReduce], Trainable] | None
-    apply: Callable[[Common, Computed | None, Reduced], tuple[Common, StepInfo]]
+    apply: Callable[
+        [Common, Computed | None, Reduced, Reduced | None], tuple[Common, StepInfo]
+    ]
 
     @property
     def shards_optimizer(self) -> bool:

@@ -6,11 +6,13 @@ Parameters and optimizer state stay as they are in two cases:
 - A reduced gradient or change of model state is not finite. This is also counted. Every
   replica decides from the same reduced message, so that the decision costs no
   communication. With `skip_nonfinite=False`, the message is applied.
+
+If some gradients are not delayed (`_delayed`), each kind is decided by itself.
 """
 
 import functools
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ from pipejax._internal.structures import merged, no_leaf, with_zeros
 from pipejax._internal.traced_axes import collective_axes
 from pipejax._internal.types import Tree
 
+from ._delayed import delays, held
 from ._info import StepInfo
 from ._model_state import mean_changes, moved, unmoved
 from ._state import Common, Trainable, with_constraints
@@ -34,10 +37,13 @@ def apply(
     state: Common,
     computed: Computed | None,
     reduced: Reduced,
+    at_once: Reduced | None = None,
     *,
     alone: bool = False,
 ) -> tuple[Common, StepInfo]:
     """Applies the mean that is due, if it has arrived and is finite.
+
+    `at_once` are the gradients of this step that are not delayed.
 
     Leaves of the model state that are not averaged advance even if nothing is applied.
     If `alone`, each device applies its own message, in a prediction.
@@ -49,7 +55,12 @@ def apply(
     if reduced.updated is not None:
         state = state._replace(trainable=reduced.updated)
     devices = 1 if alone else lax.axis_size(settings.axis_name)
-    applies, skips = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
+    due, skips = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
+    applies, rest = due, None
+    if at_once is not None:
+        fresh, others = decided(at_once, skip_nonfinite=settings.skip_nonfinite)
+        applies, skips = due | fresh, skips | others
+        rest = Part(at_once.sum, fresh)
     message, trained = reduced.sum, state.trainable
     # `gathered` and `slopes` change in the exchange alone, and pass by the branch.
     learned = trained._replace(gathered=None, slopes=None)
@@ -60,7 +71,13 @@ def apply(
         new = moved(state.model_state, counters, changes)
         if message.gradients is None:  # the exchange has updated the others
             return learned, new
-        return advanced(settings.tx, learned, message, devices), new
+        flags = delays(settings.delayed, learned.params)
+        if all(jax.tree.leaves(flags)):
+            return advanced(settings.tx, learned, message, devices), new
+        old = unmoved(state.model_state, counters, message.changes)
+        late = Part(message, due)
+        parts = advanced_in_parts(settings.tx, learned, flags, late, rest, devices)
+        return parts, select(due, new, old)
 
     def hold() -> tuple[Trainable, Tree]:
         return learned, unmoved(state.model_state, counters, message.changes)
@@ -73,7 +90,7 @@ def apply(
         new, model_state = select(applies, update(), hold())
     model_state = merged(model_state, state.model_state)
     skipped = state.skipped + skips.astype(jnp.int32)
-    info = _info(reduced, devices)
+    info = _info(reduced, at_once, devices)
     state = state._replace(
         trainable=new._replace(gathered=trained.gathered, slopes=trained.slopes),
         model_state=model_state,
@@ -111,11 +128,67 @@ def advanced(
     devices: int,
 ) -> Trainable:
     """Returns the arrays that are trained, after the update by a summed message."""
-    params, opt_state, mean = trainable.params, trainable.opt_state, trainable.mean
     # The division is done here, where it fuses with the optimizer's arithmetic.
     # Elsewhere it would take one more pass over the gradients.
+    return _advanced_by(tx, trainable, *_means(message, trainable.params, devices))
+
+
+class Part(NamedTuple):
+    """A summed message with some of the gradients, and whether it is applied."""
+
+    sum: Message
+    applies: jax.Array
+
+
+def advanced_in_parts(
+    tx: optax.GradientTransformation,
+    trainable: Trainable,
+    flags: Tree,
+    late: Part,
+    rest: Part | None,
+    devices: int,
+) -> Trainable:
+    """Returns what is trained, after an update by gradients of which some are delayed.
+
+    `flags` say which are. The optimizer is given zeros in place of gradients that are
+    not applied.
+    """
+    params = trainable.params
+    gradients, loss = _applied(late, params, devices)
+    fresh = jnp.zeros((), jnp.bool_)
+    if rest is not None:
+        fresh = rest.applies
+        others, newer = _applied(rest, params, devices)
+        gradients = jax.tree.map(
+            lambda _, g, other: other if g is None else g, params, gradients, others
+        )
+        loss = jnp.where(late.applies, loss, newer)
+    new = _advanced_by(tx, trainable, gradients, loss)
+    return held(flags, late.applies, fresh, new, trainable)
+
+
+def _applied(
+    part: Part, params: optax.Params, devices: int
+) -> tuple[optax.Updates, jax.Array]:
+    gradients, loss = _means(part.sum, params, devices)
+    return jax.tree.map(lambda g: jnp.where(part.applies, g, 0), gradients), loss
+
+
+def _means(
+    message: Message, params: optax.Params, devices: int
+) -> tuple[optax.Updates, jax.Array]:
+    """Returns the mean gradient and the mean loss of a summed message."""
     gradients = mean_as(message.gradients, params, message, devices)
-    loss = mean_of(message.passengers.loss, message, devices)
+    return gradients, mean_of(message.passengers.loss, message, devices)
+
+
+def _advanced_by(
+    tx: optax.GradientTransformation,
+    trainable: Trainable,
+    gradients: optax.Updates,
+    loss: jax.Array,
+) -> Trainable:
+    params, opt_state, mean = trainable.params, trainable.opt_state, trainable.mean
     updates, new = updated(tx, gradients, opt_state, params, loss)
     if mean is not None:
         mean = mean.after(gradients, loss)
@@ -170,9 +243,10 @@ def _needs_more(what: str) -> ValueError:
     )
 
 
-def _info(reduced: Reduced, devices: int) -> StepInfo:
+def _info(reduced: Reduced, at_once: Reduced | None, devices: int) -> StepInfo:
     """Returns what to report of a message.
 
+    The norm is that of all gradients of an update, also of those that are not delayed.
     `applied` and `skipped` are placeholders that the caller replaces.
     """
     message, arrived = reduced.sum, reduced.counts
@@ -180,9 +254,14 @@ def _info(reduced: Reduced, devices: int) -> StepInfo:
     # Under `jax_debug_nans`, JAX raises an error at any NaN, even if the NaN only says
     # that nothing has arrived.
     nothing = 0.0 if jax.debug_nans.value else jnp.nan
+    norm = mean_of(reduced.norm, message, devices)
+    if at_once is not None:
+        norm = jnp.hypot(norm, mean_of(at_once.norm, at_once.sum, devices))
+    loss, metrics = jax.tree.map(
+        lambda x: mean_of(x, message, devices), (passengers.loss, passengers.metrics)
+    )
     loss, metrics, norm = jax.tree.map(
-        lambda x: jnp.where(arrived, mean_of(x, message, devices), nothing),
-        (passengers.loss, passengers.metrics, reduced.norm),
+        lambda x: jnp.where(arrived, x, nothing), (loss, metrics, norm)
     )
     weight = jnp.float32(1) if message.weight is None else message.weight
     return StepInfo(

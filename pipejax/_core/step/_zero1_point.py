@@ -53,7 +53,8 @@ def point(
     needs_mean = trained.mean.gradients is not None
     if needs_mean and trained.slopes is None:  # elements mix
         return gathered
-    own = own_gradients(trained.whole_params, in_flight)
+    whole = trained.whole_params
+    own = own_gradients(whole, in_flight, jax.tree.map(jnp.zeros_like, whole))
     params, slopes = gathered, _slopes(settings, trained, in_flight)
     for each, slope in zip(own, slopes, strict=True):
         params = jax.tree.map(

@@ -10,6 +10,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._internal.mesh import AxisName, axes
+from pipejax._internal.structures import like_optimizer
 
 
 @jax.tree_util.register_static
@@ -67,21 +68,7 @@ def shard_form(form: Any, spec: P, sizes: Any) -> jax.ShapeDtypeStruct:
 
 def optimizer_specs(opt_state: Any, params: Any, specs: tuple[P, ...]) -> Any:
     """Returns the specs of an optimizer's state, whose arrays are like parameters."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    known = {
-        (path, tuple(leaf.shape)): spec
-        for (path, leaf), spec in zip(leaves, specs, strict=True)
-    }
-
-    def spec(path: Any, leaf: Any) -> P:
-        # An Optax state holds moments, averages and accumulated gradients in pytrees
-        # like the parameters. The path of such a leaf ends with the path of its
-        # parameter. All others, such as counters, are split over no axis.
-        ends = (path[start:] for start in range(len(path) + 1))
-        found = (known.get((end, tuple(leaf.shape))) for end in ends)
-        return next((each for each in found if each is not None), P())
-
-    return jax.tree_util.tree_map_with_path(spec, opt_state)
+    return like_optimizer(opt_state, params, specs, P())
 
 
 def data_axes_of(

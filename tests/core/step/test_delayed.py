@@ -1,0 +1,442 @@
+"""Tests gradients that are not delayed beside others that are, against a recursion."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import checkpoint, codecs, collectives
+from pipejax._core.message import parted_states
+from pipejax._core.step import delays
+
+from ...grid import grid
+from ...helpers import (
+    HELD,
+    OPTIMIZERS,
+    assert_bits_equal,
+    batches,
+    init_params,
+    loss_fn,
+    trajectory,
+)
+from ...reference import linearized, mean, split
+from ...train_step.refusals import refused
+
+FULL = pytest.mark.full
+WORKERS, STEPS = 4, 6
+DELAYED = {"hidden": True, "bias": False, "out": True}
+FEEDBACK = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
+
+
+def make(tx=OPTIMIZERS["adamw"], *, loss=loss_fn, devices=WORKERS, **settings):
+    settings = {"delayed": DELAYED, "mesh": pj.data_mesh(devices)} | settings
+    return pj.make_train_step(loss, tx, **settings)
+
+
+def chosen(late, rest):
+    """Returns the delayed leaves of one tree, and the others of another."""
+    return {name: (late if flag else rest)[name] for name, flag in DELAYED.items()}
+
+
+def held_back(tx, new, old, *, late, rest):
+    """Returns a state of `tx`, old where a gradient has not arrived."""
+    arrived = {name: late if flag else rest for name, flag in DELAYED.items()}
+    flags = optax.tree.map_params(
+        tx,
+        lambda _, flag: flag,
+        old,
+        arrived,
+        transform_non_params=lambda _: late or rest,
+    )
+    return jax.tree.map(lambda n, o, flag: n if flag else o, new, old, flags)
+
+
+def by_hand(name, data, *, width, rule, warmup_steps=0):
+    """Returns the parameters after every step and after the drain.
+
+    A gradient that has not arrived is zero to the optimizer, and moves nothing.
+    """
+    tx = OPTIMIZERS[name]
+    grad = jax.jit(jax.grad(loss_fn))
+    w = init_params()
+    s = tx.init(w)
+    zeros = jax.tree.map(np.zeros_like, w)
+    queue, history, last, fresh_mean = [], [], None, zeros
+
+    def update(g, s, w, *, late, rest):
+        u, after = tx.update(g, s, w)
+        moved = optax.apply_updates(w, u)
+        w = chosen(moved if late else w, moved if rest else w)
+        return w, held_back(tx, after, s, late=late, rest=rest)
+
+    def point(own):
+        """Returns where a worker takes its gradient."""
+        if rule == "linearized" and name in HELD and last is not None and own:
+            own = [chosen(g, last) for g in own]
+            return chosen(linearized(HELD[name], w, s, last, own), w)
+        at, state = w, s
+        filled = fresh_mean if rule == "linearized" and name in HELD else zeros
+        for g in own if rule else ():
+            at, state = update(chosen(g, filled), state, at, late=True, rest=False)
+        return at
+
+    for t, batch in enumerate(data):
+        fresh = [
+            jax.tree.map(np.asarray, grad(point([each[i] for each in queue]), share))
+            for i, share in enumerate(split(batch, WORKERS))
+        ]
+        queue.append(fresh)
+        due = queue.pop(0) if t < warmup_steps or len(queue) == width else None
+        fresh_mean = mean(fresh)
+        whole = chosen(zeros if due is None else mean(due), fresh_mean)
+        w, s = update(whole, s, w, late=due is not None, rest=True)
+        if due is not None:
+            last = whole
+        history.append(w)
+    for due in queue:
+        w, s = update(chosen(mean(due), zeros), s, w, late=True, rest=False)
+    return [*history, w]
+
+
+@grid(
+    1,
+    name=OPTIMIZERS,
+    width=[2, 3],
+    rule=["linearized", "own", False],
+    executor=["fused", "host"],
+    warmup_steps=[0, 2],
+)
+def test_training_equals_the_recursion_by_hand(
+    name, width, rule, executor, warmup_steps
+):
+    train = make(
+        OPTIMIZERS[name],
+        width=width,
+        weight_prediction=rule,
+        executor=executor,
+        warmup_steps=warmup_steps,
+    )
+    data = batches(STEPS)
+    expected = by_hand(name, data, width=width, rule=rule, warmup_steps=warmup_steps)
+    found = trajectory(train, init_params(), data)
+    chex.assert_trees_all_close(found, expected, rtol=0, atol=4e-6)
+
+
+def test_optimizer_state_is_held_with_its_parameters():
+    """Also the drain leaves moments of gradients that are not delayed."""
+    train = make(weight_prediction=False)
+    state = train.init(init_params())
+    after, info = train.step(state, batches(1)[0])
+    assert not info.arrived
+    assert info.applied
+    moments = after.opt_state[0].mu
+    assert [bool(np.any(moments[name])) for name in DELAYED] == [False, True, False]
+    drained, _ = train.drain(after)
+    assert_bits_equal(drained.params["bias"], after.params["bias"])
+    assert_bits_equal(drained.opt_state[0].mu["bias"], moments["bias"])
+    assert np.any(drained.opt_state[0].mu["out"])
+
+
+def test_gradient_at_once_is_taken_at_the_parameters():
+    def noting(params, batch):
+        noted = {name: leaf.ravel()[0] for name, leaf in params.items()}
+        return loss_fn(params, batch), pj.Aux(metrics=noted)
+
+    def full(params, batch):
+        return noting(params, batch)
+
+    train, data = make(loss=full), batches(4)
+    state, points, infos = train.init(init_params(), batch=data[0]), [], []
+    for batch in data:
+        points.append(jax.device_get(state.params))
+        state, info = train.step(state, batch)
+        infos.append(info)
+    for before, info in zip(points[1:-1], infos[2:], strict=True):
+        noted = info.metrics
+        assert float(noted["bias"]) == pytest.approx(float(before["bias"][0]), abs=1e-7)
+        assert float(noted["out"]) != pytest.approx(
+            float(before["out"][0, 0]), abs=1e-5
+        )
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_codecs_of_both_kinds_keep_their_own_residuals(executor):
+    train, data = make(all_reduce=FEEDBACK, executor=executor), batches(3)
+    state = train.init(init_params())
+    for batch in data:
+        state, _ = train.step(state, batch)
+    late, at_once = parted_states(state.in_flight.codec_states)
+    assert late.keys() == at_once.keys()
+    sizes = [sum(x.size for x in jax.tree.leaves(each)) for each in (late, at_once)]
+    assert sizes[0] > sizes[1] > 0
+    assert all(np.any(x) for x in jax.tree.leaves(at_once))
+
+
+SCHEDULED = collectives.scheduled([collectives.psum(), FEEDBACK], [3])
+SETTINGS = {
+    "default": {},
+    "width 3": {"width": 3},
+    "codec": {"all_reduce": FEEDBACK},
+    "microbatches": {"microbatches": 2},
+    "donated": {"donate": True},
+    "bfloat16": {"reduce_dtype": jnp.bfloat16},
+    "scheduled": {
+        "all_reduce": collectives.scheduled([collectives.psum(), FEEDBACK], [3])
+    },
+    "warm-up": {"warmup_steps": 2},
+}
+
+
+@grid(1, name=SETTINGS)
+def test_both_executors_have_the_same_bits(name):
+    def run(executor):
+        train = make(executor=executor, **SETTINGS[name])
+        return trajectory(train, init_params(), batches(STEPS))[-1]
+
+    assert_bits_equal(run("fused"), run("host"))
+
+
+def test_function_and_prefix_choose_the_same():
+    def choose(params):
+        return {name: name != "bias" for name in params}
+
+    runs = [
+        trajectory(make(delayed=each), init_params(), batches(3))
+        for each in (DELAYED, choose)
+    ]
+    assert_bits_equal(*runs)
+    nested = {"a": {"b": jnp.ones(2), "c": jnp.ones(3)}, "d": jnp.ones(1)}
+    found = delays({"a": True, "d": False}, nested)
+    assert found == {"a": {"b": True, "c": True}, "d": False}
+
+
+def test_all_delayed_is_the_program_without_the_argument():
+    def text(delayed):
+        train = make(delayed=delayed)
+        state = train.abstract_state(init_params())
+        return train.lower(state, batches(1)[0]).as_text()
+
+    assert text(None) == text({name: True for name in DELAYED})
+
+
+def test_delay_of_nothing_else_changes_synchronous_training():
+    found, wanted = (
+        trajectory(make(width=1, delayed=each), init_params(), batches(3))
+        for each in (DELAYED, None)
+    )
+    assert_bits_equal(found, wanted)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_each_kind_is_skipped_by_itself(executor):
+    """The loss is linear, so that a NaN in one input spoils one gradient."""
+
+    def loss(params, batch):
+        return jnp.mean(batch["x"] @ params["late"]) + jnp.mean(
+            batch["y"] @ params["now"]
+        )
+
+    ones = {"x": np.ones((4, 2), np.float32), "y": np.ones((4, 3), np.float32)}
+    bad = [{**ones, name: ones[name] * np.nan} for name in ("x", "y")]
+    train = make(
+        optax.sgd(1.0),
+        loss=loss,
+        devices=2,
+        delayed={"late": True, "now": False},
+        executor=executor,
+    )
+    state = train.init({"late": jnp.zeros(2), "now": jnp.zeros(3)})
+    found = []
+    for batch in (ones, bad[0], ones, bad[1], ones):
+        state, info = train.step(state, batch)
+        row = float(state.params["late"][0]), float(state.params["now"][0])
+        found.append((*row, int(info.skipped)))
+    # A step moves `now` by its own batch, and `late` by that of the step before.
+    assert found == [
+        (0, -1, 0),
+        (-1, -2, 0),
+        (-1, -3, 1),
+        (-2, -3, 2),
+        (-3, -4, 2),
+    ]
+
+
+def test_norm_is_that_of_the_gradient_that_the_optimizer_sees():
+
+    def init(params):
+        del params
+        return jnp.zeros(())
+
+    def note(updates, state, params=None):
+        del state, params
+        return updates, optax.tree.norm(updates)
+
+    noting = optax.GradientTransformation(init, note)
+    train = make(optax.chain(noting, optax.sgd(0.1)), width=3)
+    state = train.init(init_params())
+    for t, batch in enumerate(batches(5)):
+        state, info = train.step(state, batch)
+        assert np.isnan(info.grad_norm) == (t < 2)
+        if t >= 2:
+            assert info.grad_norm == pytest.approx(float(state.opt_state[0]), rel=1e-6)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_weights_divide_both_kinds(executor):
+    """Devices of other weights give the step of one device with the whole batch."""
+
+    def loss(params, batch):
+        error = (batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2
+        count = batch["keep"].sum()
+        value = (error * batch["keep"]).sum() / jnp.maximum(count, 1)
+        return value, pj.Aux(weight=count)
+
+    rng = np.random.default_rng(0)
+    data = [
+        {
+            "x": rng.normal(size=(8, 3)).astype(np.float32),
+            "y": rng.normal(size=8).astype(np.float32),
+            "keep": np.float32([1, 0, 1, 1, 0, 0, 1, 1]),
+        }
+        for _ in range(4)
+    ]
+    first = {"w": np.ones(3, np.float32), "b": np.float32(0)}
+
+    def run(devices):
+        train = make(
+            optax.sgd(0.1),
+            loss=loss,
+            devices=devices,
+            delayed={"w": True, "b": False},
+            weight_prediction=False,
+            executor=executor,
+        )
+        state = train.init(first, batch=data[0])
+        for batch in data:
+            state, _ = train.step(state, batch)
+        return train.drain(state)[0].params
+
+    chex.assert_trees_all_close(run(4), run(1), rtol=0, atol=1e-6)
+
+
+def test_loss_of_an_update_is_never_of_no_batch():
+    """Before a delayed loss has arrived, the optimizer is given that of this step."""
+    tx = optax.chain(
+        optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, cooldown=0)
+    )
+    train = make(tx, weight_prediction=False)
+    state, _ = train.step(train.init(init_params()), batches(1)[0])
+    assert float(state.opt_state[-1].best_value) > 0.1
+
+
+@pytest.mark.parametrize("executor", ["fused", pytest.param("host", marks=FULL)])
+def test_groups_equal_devices(executor):
+    """Groups that shard parameters give the parameters of as many devices."""
+    grouped = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    params = init_params() | {"out": np.ones((8, 3), np.float32) / 3}
+    params["hidden"] = np.ones((5, 8), np.float32) / 4
+    params["bias"] = np.zeros(8, np.float32)
+    places = {"hidden": P(None, "fsdp"), "bias": P("fsdp"), "out": P("fsdp")}
+    sharded = {
+        name: jax.device_put(leaf, NamedSharding(grouped, places[name]))
+        for name, leaf in params.items()
+    }
+    alone = make(devices=2, executor=executor)
+    train = make(mesh=grouped, axis_name="host", executor=executor)
+    found, wanted = (
+        trajectory(each, start, batches(4))[-1]
+        for each, start in ((train, sharded), (alone, params))
+    )
+    chex.assert_trees_all_close(found, wanted, rtol=0, atol=2e-6)
+
+
+def test_restored_run_continues_bit_for_bit(tmp_path):
+    train, data = make(all_reduce=FEEDBACK), batches(6)
+    state = train.init(init_params())
+    for batch in data[:3]:
+        state, _ = train.step(state, batch)
+    with checkpoint.manager(tmp_path / "run") as manager:
+        checkpoint.save(manager, state)
+        manager.wait_until_finished()
+        fresh = make(all_reduce=FEEDBACK)
+        restored = checkpoint.restore(manager, fresh, fresh.init(init_params()))
+        other = make(delayed=None, all_reduce=FEEDBACK)
+        with refused(
+            "the form of the checkpoint in .*optimizer and options that it was"
+        ):
+            checkpoint.restore(manager, other, other.init(init_params()))
+    both = [(train, state), (fresh, restored.state)]
+    ends = []
+    for step, state in both:
+        for batch in data[3:]:
+            state, _ = step.step(state, batch)
+        ends.append(jax.device_get(step.drain(state)[0].params))
+    assert_bits_equal(*ends)
+
+
+def test_state_of_another_choice_is_refused():
+    state = make(delayed=None).init(init_params())
+    with refused("`state` must have gradients in flight of .* this `delayed`"):
+        make().step(state, batches(1)[0])
+
+
+def test_transfers_list_both_exchanges():
+    train, whole = make(), make(delayed=None)
+    batch = batches(1)[0]
+    found, wanted = (
+        each.transfers(each.abstract_state(init_params()), batch)
+        for each in (train, whole)
+    )
+    assert found[0].bytes == 4 * 7  # the bias
+    # The loss goes with both.
+    assert sum(x.bytes for x in found) == sum(x.bytes for x in wanted) + 4
+
+
+def test_unequal_values_are_refused_with_a_remedy():
+    def starts(delayed, **settings):
+        return make(delayed=delayed, **settings).init(init_params())
+
+    with refused(r"`delayed` must hold bools, got 1 for params\['bias'\]"):
+        starts(DELAYED | {"bias": 1})
+    with refused("`delayed` must be a pytree of bools with the structure of `params`"):
+        starts({"hidden": True})
+    with refused("`delayed` must be true for at least one parameter.*width=1"):
+        starts(False)
+    with refused("`delayed` must be None with shard_optimizer=True"):
+        starts(DELAYED, shard_optimizer=True)
+
+
+def test_traced_steps_equal_single_steps():
+    train, data = make(), batches(4)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *data)
+
+    @jax.jit
+    def run(state, stacked):
+        return jax.lax.scan(train.step, state, stacked)[0]
+
+    state = train.init(init_params())
+    together = run(state, stacked)
+    for batch in data:
+        state, _ = train.step(state, batch)
+    chex.assert_trees_all_close(together.params, state.params, rtol=0, atol=1e-6)
+
+
+def test_frozen_parameters_are_in_neither_part():
+    tx = optax.partition(
+        {"moves": optax.adam(0.1), "stays": optax.set_to_zero()},
+        {"hidden": "moves", "bias": "moves", "out": "stays"},
+    )
+    train = make(tx)
+    state = train.init(init_params())
+    assert state.in_flight.pending[0].gradients["out"] is None
+    for batch in batches(3):
+        state, _ = train.step(state, batch)
+    assert_bits_equal(state.params["out"], init_params()["out"])
+    assert all(
+        np.any(state.params[name] != init_params()[name]) for name in ("hidden", "bias")
+    )
