@@ -34,10 +34,17 @@ class Overlap(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The ways to train a model on the measured cluster, with their step times."""
+    """The ways to train a model on the measured cluster, with their step times.
+
+    Attributes:
+      delayed: For each parameter whether its gradient must be delayed for the
+        recommended way to hide its exchange, with one bool for a subtree of equal ones.
+        `None` if that is not known, or if all must be.
+    """
 
     model: Model
     ways: list[timing.RankedConfig]
+    delayed: Any = None
 
     @property
     def shown(self) -> dict[str, timing.RankedConfig]:
@@ -57,8 +64,18 @@ class Advice(NamedTuple):
                 GAIN,
                 "",
                 snippet(shown["recommended"].config),
+                *self._least_delay(),
             ]
         )
+
+    def _least_delay(self) -> list[str]:
+        if self.delayed is None:
+            return []
+        return [
+            "",
+            "# Only these gradients must be delayed for the exchange to be hidden:",
+            f"delayed = {self.delayed!r}  # an argument of pj.make_train_step",
+        ]
 
 
 class Diagnosis(NamedTuple):
@@ -100,6 +117,7 @@ class Diagnosis(NamedTuple):
             "model": advice and advice.model._asdict(),
             "ways": advice and [choice.to_dict() for choice in advice.ways],
             "python": advice and snippet(chosen(advice.ways).config),
+            "delayed": advice and repr(advice.delayed),
         }
 
     def _options(self) -> list[str]:

@@ -18,9 +18,11 @@ from pipejax.launch import Place
 
 from ._candidates import USUAL, candidates
 from ._command import add_command, write_json
+from ._delayed import merged_flags
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
 from ._model import Model, RunnableStep, load_step
+from ._rows import chosen
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
 
@@ -68,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
     with in_one_line(ValueError, pj.launch.RollCallError):
         place = pj.launch.initialize()
         # JAX joins before codecs are made: some hold a key, an array on a device.
-        chosen = candidates(args.codecs)
+        codecs = candidates(args.codecs)
     mesh = pj.data_mesh()
     program = load_step(args.model, mesh) if args.model else _example(mesh)
     times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
     fit = None
     if mesh.size > 1:
-        fit = timing.calibrate(mesh, chosen, timing.SIZES, args.rounds)
+        fit = timing.calibrate(mesh, codecs, timing.SIZES, args.rounds)
     if jax.process_index() != 0:
         return 0
     advice = None
@@ -84,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
             fit.cluster,
             model.elements,
             timing.Compute.of(model.compute / 1e3),
-            chosen,
+            codecs,
             one_core=mesh.devices.flat[0].platform == "cpu",
         )
-        advice = Advice(model, ways)
+        advice = Advice(model, ways, _least_delay(program, model, chosen(ways)))
     executor = program.train.executor
     measured = Overlap(
         args.model or "a built-in MLP", f"{executor.name} ({executor.reason})", times
@@ -101,6 +103,22 @@ def run(args: argparse.Namespace) -> int:
         if args.plot:
             picture(found, args.plot)
     return 0
+
+
+def _least_delay(program: RunnableStep, model: Model, way: timing.RankedConfig) -> Any:
+    """Returns which gradients a way must delay, or `None` if all, or if unknown.
+
+    The size of a model that is given in numbers says nothing about its arrays. The host
+    executor exchanges nothing beside a backward pass.
+    """
+    given = program.elements == model.elements
+    if way.config.width == 1 or not given or program.train.executor.name != "fused":
+        return None
+    flags = pj.overlap.least_delay(
+        *program, compute=model.compute / 1e3, exchange=way.exchange.total
+    )
+    flags = merged_flags(flags)
+    return None if flags is True else flags
 
 
 def _described(args: argparse.Namespace) -> Model | None:

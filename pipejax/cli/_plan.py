@@ -170,6 +170,25 @@ def _summary(
         f" {most['overlapped']:.2f} times as fast as one that overlaps its exchange"
         " with the backward pass.",
         *(_hidden(each, compute, args) for each in dict.fromkeys(piped)),
+        *_least_delay(rows[2], choice, compute, args),
+    ]
+
+
+def _least_delay(
+    row: int,
+    choice: timing.RankedConfig,
+    compute: timing.Compute,
+    args: argparse.Namespace,
+) -> list[str]:
+    """Says how much of the exchange of a choice needs its delay to be hidden."""
+    share = timing.least_delayed_share(compute, choice.exchange)
+    # The host executor, which CPUs have, exchanges nothing beside a backward pass.
+    if choice.config.width == 1 or args.shard_optimizer or args.one_core or share == 1:
+        return []
+    return [
+        f"The exchange of row {row} is also hidden if only the {share:.0%} of its bytes"
+        " whose gradients are computed last are delayed (`delayed=`)."
+        " pj.overlap.least_delay names the arrays."
     ]
 
 

@@ -64,6 +64,13 @@ class AllReduce(abc.ABC):
         del mesh
         return self
 
+    def unmerged(self) -> "AllReduce":
+        """Returns a variant whose collectives XLA does not merge with those of this.
+
+        A step may have two exchanges. Merged, the earlier would wait for the later.
+        """
+        return self
+
     def check_axes(self, axis_name: AxisName) -> None:
         """Checks that `axis_name` names as many axes as the algorithm needs.
 

@@ -30,12 +30,14 @@ Add = Callable[[jax.Array], jax.Array]
 class Psum(AllReduce):
     codec: Linear | None
     combine_threshold_bytes: int | None  # `None` until `on` has chosen it
-    unmerged: bool = False  # XLA must not merge the sums with collectives of the loss
+    # By how many places the reversed group is turned, so that XLA merges the sums with
+    # no others. `None` if it may.
+    turn: int | None = None
     scatters: bool = False  # the backend's reduce-scatter and all-gather may be used
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns one stage, or with a codec one stage for each of its rounds."""
-        add = functools.partial(_sum, axis_name=axis_name, unmerged=self.unmerged)
+        add = functools.partial(_sum, axis_name=axis_name, turn=self.turn)
         if self.codec is None:
             return _in_own_shapes(
                 layout, axis_name, add, self.combine_threshold_bytes or 0
@@ -49,6 +51,10 @@ class Psum(AllReduce):
         # Without a codec, this also works outside of `shard_map`.
         return super().init(layout, axis_name) if self.codec else {}
 
+    def unmerged(self) -> "Psum":
+        turn = None if self.turn is None else self.turn + 1
+        return dataclasses.replace(self, turn=turn)
+
     def on(self, mesh: Mesh) -> "Psum":
         # XLA combines all-reduces into one that takes several arrays. On GPUs, such an
         # all-reduce is one kernel. Between CPU processes, it still sends its arrays one
@@ -56,7 +62,7 @@ class Psum(AllReduce):
         platform = mesh.devices.flat[0].platform
         own = dataclasses.replace(
             self,
-            unmerged=platform in ("gpu", "cuda"),
+            turn=0 if platform in ("gpu", "cuda") else None,
             # Between CPU processes, the backend's reduce-scatter can return wrong
             # values, https://github.com/jax-ml/jax/issues/40830
             scatters=platform != "cpu" and self.codec is None,
@@ -69,13 +75,16 @@ class Psum(AllReduce):
         return dataclasses.replace(own, combine_threshold_bytes=threshold)
 
 
-def _sum(x: jax.Array, axis_name: AxisName, *, unmerged: bool) -> jax.Array:
-    """Sums an array over devices, if `unmerged` in a way that XLA cannot merge."""
+def _sum(x: jax.Array, axis_name: AxisName, *, turn: int | None) -> jax.Array:
+    """Sums an array over devices, merged by XLA only with sums of the same `turn`."""
     # XLA merges all-reduces over the same group of devices into one, which starts only
     # when the operands of all are computed: a sum of gradients would wait for the loss.
-    # For XLA, a group in reverse order is another group.
-    groups = [[*reversed(range(axis_size(axis_name)))]] if unmerged else None
-    return lax.psum(x, axis_name, axis_index_groups=groups)
+    # For XLA, a group in another order is another group.
+    if turn is None:
+        return lax.psum(x, axis_name)
+    devices = axis_size(axis_name)
+    group = [(turn - place) % devices for place in range(1, devices + 1)]
+    return lax.psum(x, axis_name, axis_index_groups=[group])
 
 
 def _in_own_shapes(

@@ -7,6 +7,7 @@
 - `difference_inside` compares what a sharded model sends inside groups of devices with
   what its synchronous twin sends there.
 - `topology` returns devices of an absent accelerator, to compile programs for.
+- `least_delay` chooses the gradients that must be delayed to hide an exchange.
 - `measure` times compute, communication and the whole step on the devices at hand.
 """
 
@@ -19,6 +20,7 @@ from pipejax._internal.hlo import collective_groups as collective_groups
 from pipejax.collectives import NoCommunication as NoCommunication
 
 from ._inspect import inspect as inspect
+from ._least_delay import least_delay as least_delay
 from ._measure import Measurement as Measurement
 from ._measure import measure as measure
 from ._timeline import timeline as timeline

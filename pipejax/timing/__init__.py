@@ -45,6 +45,7 @@ from ._fit import fit as fit
 from ._iteration import Compute as Compute
 from ._iteration import batch_to_hide as batch_to_hide
 from ._iteration import ceilings as ceilings
+from ._iteration import least_delayed_share as least_delayed_share
 from ._iteration import overlapped_step_time as overlapped_step_time
 from ._iteration import pipelined_step_time as pipelined_step_time
 from ._iteration import synchronous_step_time as synchronous_step_time

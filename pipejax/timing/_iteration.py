@@ -216,6 +216,45 @@ def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
     }
 
 
+def least_delayed_share(compute: Compute, exchange: Duration) -> float:
+    r"""Returns the smallest share of bytes whose delay hides an exchange at width 2.
+
+    With f, b and u the seconds of forward pass, backward pass and update, and x the
+    exchange time, the exchange of the delayed share d runs first, for d x. The other
+    bytes follow as the backward pass computes them, from f on. All are exchanged when
+    the compute ends if `x <= f + b + u` and
+
+    $$f + (1 - d) x <= f + b + u$$
+
+    The backward pass is assumed to compute gradients at a constant rate, and the update
+    to need each of them at its end only.
+
+    Args:
+      compute: The compute times f, b and u of a step.
+      exchange: The exchange of a gradient; x is `exchange.total`.
+
+    Returns:
+      The share d, in [0, 1]. It is 1 if the compute cannot hide the exchange.
+
+    Examples:
+      An exchange that takes as long as the compute needs a delay of a third of its
+      bytes. One that takes two thirds of the compute needs none:
+
+      >>> import pipejax as pj
+      >>> compute = pj.timing.Compute.of(3.0)
+      >>> exchange = pj.timing.Duration(0, 3.0, 0, 0, 0)  # 3 s on the wire
+      >>> round(pj.timing.least_delayed_share(compute, exchange), 3)
+      0.333
+      >>> pj.timing.least_delayed_share(compute, pj.timing.Duration(0, 2.0, 0, 0, 0))
+      0.0
+    """
+    total = exchange.total
+    if total > compute.total:
+        return 1.0
+    after_forward = compute.total - compute.forward
+    return max(0.0, 1 - after_forward / total) if total else 0.0
+
+
 def batch_to_hide(
     compute: Compute,
     exchange: Duration,

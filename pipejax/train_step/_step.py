@@ -34,6 +34,7 @@ from pipejax._core.executors import (
     choose,
     codec_states,
     join,
+    ready_after,
 )
 from pipejax._core.message import at_width_1
 from pipejax._core.step import (
@@ -47,6 +48,7 @@ from pipejax._core.step import (
     check_optimizer_of,
     check_pending,
     check_state,
+    common_of,
 )
 from pipejax._internal.mesh import AxisName, inner_axes, without_mesh
 from pipejax._internal.structures import form_of
@@ -388,6 +390,32 @@ class TrainStep:
         self._check(state)
         inputs = self._inputs(plain_batch(batch), shared)
         return transfers_of(self.config, state, inputs)
+
+    @without_mesh()
+    def ready_after(
+        self, state: PipelineState, batch: Tree, shared: Tree = None
+    ) -> Any:
+        """Returns when each gradient is computed, as a share of a step's FLOPs.
+
+        The FLOPs are those of matmuls and convolutions of one device, in the order of
+        the traced program. Nothing is compiled.
+
+        Args:
+          state: State, or its shapes.
+          batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
+          shared: As for `step`, as arrays or `jax.ShapeDtypeStruct`s.
+
+        Returns:
+          Pytree like the parameters, with a number from 0 to 1 for each of them, and
+          `None` for frozen parameters, which have no gradient.
+
+        Raises:
+          ValueError: As in `step`.
+        """
+        self._check(state)
+        inputs = self._inputs(plain_batch(batch), shared)
+        in_flight = state.in_flight._replace(codec_states={})
+        return ready_after(self.config, common_of(state), in_flight, inputs)
 
     @without_mesh()
     def whole_params(self, state: PipelineState) -> optax.Params:

@@ -16,6 +16,7 @@ from ._fused import Fused as Fused
 from ._host import Host as Host
 from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError
+from ._ready import ready_after as ready_after
 from ._run_exchange import make_exchange as make_exchange
 from ._shardings import in_flight_shardings as in_flight_shardings
 from ._shardings import state_shardings as state_shardings

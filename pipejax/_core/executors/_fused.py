@@ -102,7 +102,9 @@ class Fused:
     @functools.cached_property
     def options(self) -> Options:
         """Returns the accepted options, and those that the compiler refused."""
-        return options_for(self.config.mesh, self.config.width)
+        config = self.config
+        at_once = config.width == 1 or config.step.settings.delayed is not None
+        return options_for(config.mesh, at_once=at_once)
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:

@@ -26,10 +26,10 @@ GPU = {
     # By default, a small all-reduce on one host becomes a kernel of the compute stream.
     "xla_gpu_experimental_use_collective_kernels": "",
 }
-# At width 1, an all-reduce can only run beside the rest of the backward pass. XLA would
-# merge all-reduces up to 30 MB, so that the first one starts late. At larger widths,
-# all gradients are there when the step begins, and few long all-reduces are best.
-GPU_SYNCHRONOUS = {**GPU, "xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20}
+# A gradient that is not delayed can only travel beside the rest of the backward pass. XLA
+# would merge all-reduces up to 30 MB, so that the first one starts late. If all are
+# delayed, they are there when the step begins, and few long all-reduces are best.
+GPU_AT_ONCE = {**GPU, "xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20}
 TPU_V5E = {
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
@@ -61,12 +61,15 @@ class Options(NamedTuple):
 
 
 @functools.cache
-def options_for(mesh: Mesh, width: int) -> Options:
-    """Returns the options for a step's devices and width, tried on the compiler."""
+def options_for(mesh: Mesh, *, at_once: bool) -> Options:
+    """Returns the options for a step's devices, tried on the compiler.
+
+    `at_once` says that some gradients are exchanged in the step that computes them.
+    """
     device = mesh.devices.flat[0]
     wanted: dict[str, Any] = {}
     if device.platform in ("gpu", "cuda"):
-        wanted = GPU if width > 1 else GPU_SYNCHRONOUS
+        wanted = GPU_AT_ONCE if at_once else GPU
     elif device.platform == "tpu":
         wanted = TPU.get(device.device_kind, {})
     return probe(mesh, wanted)
@@ -96,7 +99,7 @@ def compiler_options(mesh: Mesh, width: int = 2) -> dict[str, Any]:
       >>> compiler_options(data_mesh(1))
       {}
     """
-    return dict(options_for(mesh, width).kept)
+    return dict(options_for(mesh, at_once=width == 1).kept)
 
 
 def probe(mesh: Mesh, wanted: dict[str, Any]) -> Options:

@@ -45,7 +45,7 @@ def run_at_once(
     if computed.at_once is None:
         return None, states
     message, valid = computed.at_once, valid_at_once()
-    exchange = config.step.exchange(None, message, valid, config.sums_by)
+    exchange = config.step.exchange(None, message, valid, config.sums_by.unmerged())
     return exchange.run(states)
 
 

@@ -9,7 +9,7 @@ import pytest
 import pipejax as pj
 from pipejax._core.executors._options import (
     GPU,
-    GPU_SYNCHRONOUS,
+    GPU_AT_ONCE,
     TPU_SPARSE_CORE,
     TPU_V5E,
     probe,
@@ -52,7 +52,7 @@ def test_accepted_options_are_all_kept():
     ("target", "width", "expected"),
     [
         pytest.param("h100:1x1x8", 2, GPU, marks=NEEDS_GPU),
-        pytest.param("h100:1x1x8", 1, GPU_SYNCHRONOUS, marks=NEEDS_GPU),
+        pytest.param("h100:1x1x8", 1, GPU_AT_ONCE, marks=NEEDS_GPU),
         pytest.param("b200:1x1x8", 3, GPU, marks=NEEDS_GPU),
         pytest.param("tpu:v5e:2x4", 1, TPU_V5E, marks=NEEDS_TPU),
         pytest.param("tpu:v5p:2x2x2", 2, TPU_SPARSE_CORE, marks=NEEDS_TPU),

@@ -233,7 +233,7 @@ def test_delay_of_nothing_else_changes_synchronous_training():
 
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
-def test_each_kind_is_skipped_by_itself(executor):
+def test_each_kind_of_gradient_is_skipped_alone(executor):
     """The loss is linear, so that a NaN in one input spoils one gradient."""
 
     def loss(params, batch):
@@ -440,3 +440,29 @@ def test_frozen_parameters_are_in_neither_part():
     assert all(
         np.any(state.params[name] != init_params()[name]) for name in ("hidden", "bias")
     )
+
+
+def test_gradients_at_once_travel_beside_the_backward_pass():
+    """On GPUs, what is exchanged at once has half of a deep backward pass beside it."""
+    pytest.importorskip("jax_plugins.xla_cuda12")
+    pytest.importorskip("nvidia.cuda_nvcc")
+
+    def deep(params, batch):
+        x = batch
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    devices = pj.overlap.topology("h100:1x1x8")
+    train = pj.make_train_step(
+        deep,
+        optax.adam(0.1),
+        mesh=pj.data_mesh(devices=devices),
+        delayed=[True] * 4 + [False] * 4,
+    )
+    params = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 8
+    batch = jax.ShapeDtypeStruct((8 * 512, 1024), jnp.float32)
+    report = pj.overlap.inspect(train, train.abstract_state(params), batch)
+    large = sorted(c.share for c in report.collectives if c.bytes > 1e6)
+    assert large[-1] > 0.95
+    assert large[0] > 0.3
