@@ -106,7 +106,7 @@ PUBLISHED = (
     *("codecs.random_k", "codecs.sign", "codecs.stochastic", "codecs.top_k"),
     *("codecs.truncate", "collectives.halving_doubling", "collectives.hierarchical"),
     *("collectives.parameter_server", "collectives.ring", "collectives.tree"),
-    *("collectives.two_shot", "transforms.delay_robust"),
+    *("collectives.two_shot", "overlap.least_delay", "transforms.delay_robust"),
     *("transforms.extrapolate_updates", "stability.max_curvature"),
     *("stability.max_learning_rate", "stability.sharpness"),
     *("stability.spectral_radius", "timing.duration", "timing.flat", "timing.fsdp"),

@@ -67,8 +67,8 @@ def least_delay(
       [True, True, False, False]
 
     Reference:
-      Chen et al., SAPipe: Staleness-Aware Pipeline for Data Parallel DNN Training,
-      NeurIPS 2022
+      Chen et al., SAPipe, NeurIPS 2022,
+      https://papers.nips.cc/paper_files/paper/2022/hash/725ce5f2b1a8e2e0ac66994e7fefe375-Abstract-Conference.html
     """
     if not 0 < compute < np.inf:
         raise ValueError(

@@ -26,8 +26,8 @@ GPU = {
     # By default, a small all-reduce on one host becomes a kernel of the compute stream.
     "xla_gpu_experimental_use_collective_kernels": "",
 }
-# A gradient that is not delayed can only travel beside the rest of the backward pass. XLA
-# would merge all-reduces up to 30 MB, so that the first one starts late. If all are
+# A gradient that is not delayed can only travel beside the rest of the backward pass.
+# XLA would merge all-reduces up to 30 MB, so that the first one starts late. If all are
 # delayed, they are there when the step begins, and few long all-reduces are best.
 GPU_AT_ONCE = {**GPU, "xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20}
 TPU_V5E = {

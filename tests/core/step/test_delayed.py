@@ -266,7 +266,7 @@ def test_each_kind_of_gradient_is_skipped_alone(executor):
     ]
 
 
-def test_norm_is_that_of_the_gradient_that_the_optimizer_sees():
+def test_norm_equals_the_gradient_of_the_optimizer():
 
     def init(params):
         del params
