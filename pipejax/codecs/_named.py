@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import jax
 
-from ._blocks import fp8, int4, int8, sign
+from ._blocks import fp4, fp8, int2, int4, int8, sign
 from ._cast import bf16, truncate
 from ._codec import Codec
 from ._power_sgd import power_sgd
 from ._quantize import quantize
+from ._rotated import rotated
 from ._rounding import stochastic
 from ._sparse import random_k, top_k
 
@@ -22,6 +23,9 @@ NAMES: dict[str, Callable[[], Codec]] = {
     "int8": int8,
     "int4": int4,
     "stochastic_int4": lambda: stochastic(int4(), jax.random.key(0)),
+    "rotated_int4": lambda: rotated(int4(), jax.random.key(0)),
+    "fp4": fp4,
+    "int2": int2,
     "fp8_e4m3": lambda: fp8("e4m3"),
     "fp8_e5m2": lambda: fp8("e5m2"),
     "sign": sign,

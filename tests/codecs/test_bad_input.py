@@ -23,7 +23,18 @@ def test_bits_must_be_8_4_2_or_1(bits):
 
 
 @pytest.mark.parametrize("block", [0, 1, 4, 12, 100, -8, True, 64.0, "64", None])
-@pytest.mark.parametrize("codec", [c.int8, c.int4, c.fp8, c.sign])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        c.int8,
+        c.int4,
+        c.int2,
+        c.fp4,
+        c.fp8,
+        c.sign,
+        lambda block: c.rotated(c.int8(), KEY, block),
+    ],
+)
 def test_block_must_be_a_power_of_two(codec, block):
     with rejects(f"`block` must be a power of two of at least 8; got {block!r}. Sizes"):
         codec(block=block)
@@ -90,6 +101,7 @@ KEYED = {
     "random_k": lambda key: c.random_k(1, key),
     "power_sgd": lambda key: c.power_sgd(1, key),
     "stochastic": lambda key: c.stochastic(c.int8(), key),
+    "rotated": lambda key: c.rotated(c.int8(), key),
 }
 NO_KEYS = {
     "a seed": 0,
@@ -139,6 +151,19 @@ def test_error_feedback_needs_a_codec_without_feedback(codec):
 def test_error_feedback_of_a_scaled_codec_is_refused():
     with rejects("`codec` must not scale its values up under error feedback, because"):
         c.error_feedback(c.random_k(1, KEY))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        *(c.error_feedback(c.int4()), c.power_sgd(1, KEY), c.random_k(1, KEY)),
+        *(c.rotated(c.int4(), KEY), c.int4, "int4", None),
+    ],
+)
+def test_rotation_needs_a_codec_of_cut_vectors(codec):
+    said = "`codec` must encode vectors, as pj.codecs.int4() does, and must be neither"
+    with rejects(said):
+        c.rotated(codec, KEY)
 
 
 def uses(codec, n):

@@ -39,9 +39,9 @@ def half_ulp(x, dtype="float32"):
 # - levels and floats of fewer bits: Delta is 0, or between half of due and twice due,
 #   because the nearest level other than 0 is off by at most half of itself. The
 #   difference of two such numbers is a number of the dtype (Sterbenz 1974).
-# sign is missing because its Delta has any size, and quantize and power_sgd because the
-# sign of their Delta may differ from that of due.
-EXACT = {"bf16", "truncate", "int4", "fp8", "top_k", "random_k"}
+# sign, int2 and rotated are missing because their Delta has any size, and quantize and
+# power_sgd because the sign of their Delta may differ from that of due.
+EXACT = {"bf16", "truncate", "int4", "fp4", "fp8", "top_k", "random_k"}
 
 
 @pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
@@ -94,6 +94,8 @@ def test_error_feedback_conserves_over_20_compiled_steps(name):
         (c.quantize(1), False),
         (c.int8(), False),
         (c.int4(), False),
+        (c.int2(), True),
+        (c.fp4(), False),
         (c.fp8(), False),
         (c.sign(), True),
         (c.top_k(1), True),
@@ -101,6 +103,8 @@ def test_error_feedback_conserves_over_20_compiled_steps(name):
         (c.random_k(1, KEY, scaled=False), True),
         (c.power_sgd(1, KEY), True),
         (c.stochastic(c.int4(), KEY), False),
+        (c.rotated(c.int4(), KEY), False),
+        (c.rotated(c.sign(), KEY), True),
     ],
 )
 def test_each_codec_declares_its_need_of_feedback(codec, needs):

@@ -14,6 +14,9 @@ BYTES = {
     "int8": N + N // 256 * 4,
     "int4": N // 2 + N // 64 * 4,
     "stochastic_int4": N // 2 + N // 64 * 4,
+    "rotated_int4": N // 2 + N // 64 * 4 + 4,  # with the seed of the signs
+    "fp4": N // 2 + N // 32 * 4,
+    "int2": N // 4 + N // 256 * 4,
     "fp8_e4m3": N + N // 256 * 4,
     "fp8_e5m2": N + N // 256 * 4,
     "sign": N // 8 + N // 1024 * 4,

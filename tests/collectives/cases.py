@@ -43,6 +43,7 @@ CODECS = {
     "sign+feedback": feedback(codecs.sign(8)),
     "top_k+feedback": feedback(codecs.top_k(0.1)),
     "random_k": codecs.random_k(0.2, KEY),
+    "rotated int4": codecs.rotated(codecs.int4(8), KEY, block=16),
     "stochastic int8": codecs.stochastic(codecs.int8(16), KEY),
     "power_sgd+feedback": feedback(codecs.power_sgd(1, KEY)),
 }
@@ -55,7 +56,7 @@ def allowed(algorithm, codec):
 
 
 PAIRS = [(a, c) for a in ALGORITHMS for c in CODECS if allowed(a, c)]
-RANDOM = ("random_k", "stochastic int8")
+RANDOM = ("random_k", "rotated int4", "stochastic int8")
 
 
 class Case(NamedTuple):
