@@ -73,6 +73,8 @@ CODECS = {
     "feedback rotated": error_feedback(c.rotated(c.int4(), KEY, block=128)),
     "feedback sign": error_feedback(c.sign(block=128)),
     "feedback top_k": error_feedback(c.top_k(0.1)),
+    "feedback int8, decay": error_feedback(c.int8(), decay=0.5),
+    "feedback power_sgd, decay": error_feedback(c.power_sgd(1, KEY), 0.5).of(SHAPES),
     "feedback random_k": error_feedback(c.random_k(0.1, KEY, scaled=False)),
     "feedback power_sgd": error_feedback(c.power_sgd(2, KEY)).of(SHAPES),
 }
@@ -88,6 +90,7 @@ VARIANTS = {
     *("float32", "stochastic bf16", "feedback truncate", "rotated int8"),
     *("stochastic int4, rotated", "feedback rotated", "int2, 8", "fp4, 8"),
     *("stochastic fp4", "feedback int2", "feedback int2, rotated", "feedback fp4"),
+    *("feedback int8, decay", "feedback power_sgd, decay"),
 }
 
 
@@ -205,11 +208,11 @@ def vectors(n: int, exponent: float, seed: int, dtype: str = "float32") -> np.nd
     return np.clip(rows, -MAX, MAX).astype(dtype)
 
 
-def due(x: jax.Array, state: Any) -> np.ndarray:
+def due(codec: c.Codec, x: jax.Array, state: Any) -> np.ndarray:
     """Returns the value to encode: x, plus the residual if there is error feedback."""
-    return np.asarray(
-        x + jnp.asarray(residual(state, x)) if hasattr(state, "residual") else x
-    )
+    if not hasattr(state, "residual"):
+        return np.asarray(x)
+    return np.asarray(x + codec.decay * jnp.asarray(residual(state, x)))
 
 
 def residual(state: Any, x: jax.Array) -> np.ndarray:

@@ -148,6 +148,12 @@ def test_error_feedback_needs_a_codec_without_feedback(codec):
         c.error_feedback(codec)
 
 
+@pytest.mark.parametrize("decay", [0, 0.0, -0.5, 1.1, float("nan"), True, "1", None])
+def test_decay_must_be_a_positive_fraction(decay):
+    with rejects(f"`decay` must be a number above 0 and at most 1; got {decay!r}. Use"):
+        c.error_feedback(c.sign(), decay)
+
+
 def test_error_feedback_of_a_scaled_codec_is_refused():
     with rejects("`codec` must not scale its values up under error feedback, because"):
         c.error_feedback(c.random_k(1, KEY))

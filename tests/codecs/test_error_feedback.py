@@ -2,6 +2,7 @@
 
 import hypothesis
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -51,7 +52,7 @@ def test_error_feedback_conserves_each_step(name, exponent, seed, dtype):
     codec, state = CODECS[name].of(dtype=dtype), programs(name, N, dtype).state
     for step in range(2):
         x = vectors(N, exponent, seed + step, dtype)
-        wanted = due(x, state)
+        wanted = due(codec, x, state)
         payload, state = jax.vmap(codec.encode)(x, state)
         sent = np.asarray(jax.vmap(lambda p: codec.decode(p, N))(payload))
         kept = np.isfinite(wanted) & np.isfinite(sent)
@@ -67,13 +68,17 @@ def test_error_feedback_conserves_each_step(name, exponent, seed, dtype):
 
 @pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
 def test_error_feedback_conserves_over_20_compiled_steps(name):
-    """`sum Delta + e = sum g` holds over 20 compiled steps, up to rounding."""
-    program, steps = compiled(name, N), 20
+    """`sum Delta + e = sum g` holds over 20 compiled steps, up to rounding.
+
+    With a decay, what each step forgets of the residual is missing from the sum.
+    """
+    codec, program, steps = CODECS[name], compiled(name, N), 20
     state = program.state(0)
     total, rounding = np.zeros(N), np.zeros(N)
     for step in range(steps):
         x = normal(N, seed=step)
-        wanted = due(x, state)
+        wanted = due(codec, x, state)
+        total -= (1 - codec.decay) * residual(state, x).astype(np.float64)
         payload, state = program.encode(x, state)
         sent = np.asarray(program.decode(payload))
         total += x.astype(np.float64) - sent
@@ -83,6 +88,19 @@ def test_error_feedback_conserves_over_20_compiled_steps(name):
         largest = 2 * np.abs(np.stack([wanted, sent])).max()
         rounding += 2 * half_ulp(wanted) + half_ulp(sent) + half_ulp(largest)
     assert (np.abs(total - residual(state, total)) <= rounding).all()
+
+
+def test_decay_halves_the_residual_before_it_is_added():
+    """Only the largest element is sent.
+
+    The residual of the element 2 is 2, then 2 + 1 = 3, then 2 + 1.5 = 3.5.
+    """
+    codec = c.error_feedback(c.top_k(1), decay=0.5)
+    gradient, state = np.float32([8, 2, 1]), codec.init(3, jnp.uint32(0))
+    for wanted in ([0, 2, 1], [0, 3, 1.5], [0, 3.5, 1.75]):
+        payload, state = codec.encode(jnp.asarray(gradient), state)
+        np.testing.assert_array_equal(codec.decode(payload, 3), [8, 0, 0])
+        np.testing.assert_array_equal(state.residual, wanted)
 
 
 @pytest.mark.parametrize(

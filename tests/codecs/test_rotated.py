@@ -85,7 +85,7 @@ def test_small_elements_beside_an_outlier_are_kept():
 
 
 def test_error_of_heavy_tails_is_that_of_normal_numbers():
-    """The relative error of int4 is half as large again for numbers with heavy tails."""
+    """The relative error of int4 is half as large again with heavy tails."""
     rng = np.random.default_rng(0)
     errors = {}
     for name, x in {
