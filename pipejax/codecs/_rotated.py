@@ -20,7 +20,8 @@ from pipejax._internal.bits import from_words, to_words, unpack
 from pipejax._internal.ravel import Shapes
 
 from ._blocks import check_block
-from ._codec import Codec, Linear
+from ._check import check_inner
+from ._codec import Codec
 from ._rounding import check_key
 
 
@@ -119,8 +120,8 @@ def rotated(codec: Codec, key: jax.Array, block: int = 1024) -> Rotated:
         least 8. It may differ from the block of the codec.
 
     Raises:
-      ValueError: If `codec` is linear or has error feedback, or if `key` or `block`
-        breaks its rule.
+      ValueError: If `codec` is not a codec, is linear or has error feedback, or if
+        `key` or `block` breaks its rule.
 
     Examples:
       The levels of `int4` are 1 apart, so that 0.3 becomes 0:
@@ -142,14 +143,8 @@ def rotated(codec: Codec, key: jax.Array, block: int = 1024) -> Rotated:
 
       Vargaftik et al., EDEN, 2022, https://arxiv.org/abs/2108.08842
     """
-    if isinstance(codec, Linear | Rotated) or not isinstance(codec, Codec):
-        raise ValueError(
-            "`codec` must encode vectors, as pj.codecs.int4() does, and must be neither"
-            f" linear nor rotated nor have error feedback; got {codec!r}. Put error"
-            " feedback outside: error_feedback(rotated(codec, key))."
-        )
     check_key(key)
-    return Rotated(codec, key, check_block(block))
+    return Rotated(check_inner("codec", codec), key, check_block(block))
 
 
 def hadamard(blocks: jax.Array) -> jax.Array:

@@ -123,9 +123,14 @@ def _(codec: Quantize, x):
 
 @bound.register
 def _(codec: TopK, x):
-    """Returns the smallest magnitude that is sent, a scalar."""
+    """Returns the smallest magnitude that is sent of a chunk, or the values' bound."""
+    chunks, length, k, _ = codec._chosen(x.size)
+    padded = jnp.pad(jnp.abs(x), (0, chunks * length - x.size))
     # An element that is dropped has an error of its own magnitude, at most this.
-    return lax.top_k(jnp.abs(x), count(codec.k, x.size))[0].min(initial=jnp.inf)
+    least = lax.top_k(padded.reshape(chunks, length), k)[0][:, -1:]
+    dropped = jnp.broadcast_to(least, (chunks, length)).reshape(-1)[: x.size]
+    largest = jnp.full(codec.values.multiple, jnp.max(padded))
+    return jnp.maximum(dropped, bound(codec.values, largest)[0])
 
 
 @bound.register

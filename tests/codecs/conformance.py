@@ -46,7 +46,8 @@ CODECS = {
     "sign": c.sign(block=128),
     "sign, 8": c.sign(block=8),
     "top_k 5": c.top_k(5),
-    "top_k 0.1": c.top_k(0.1),
+    "top_k 0.1": c.top_k(0.1, chunk=100),
+    "top_k int8": c.top_k(0.1, values=c.int8(8), chunk=64),
     "random_k 5": c.random_k(5, KEY),
     "random_k 0.1": c.random_k(0.1, KEY),
     "random_k 0.7": c.random_k(0.7, KEY),
@@ -83,7 +84,14 @@ FEEDBACK = [name for name in CODECS if name.startswith("feedback")]
 # that it wraps.
 VARIANTS = {
     *("float16", "bf16", "quantize 4", "quantize 2", "int8, 8", "int4", "sign"),
-    *("fp8 e5m2", "fp8 e4m3, 8", "top_k 5", "random_k 0.1", "random_k 0.7"),
+    *(
+        "fp8 e5m2",
+        "fp8 e4m3, 8",
+        "top_k 5",
+        "top_k int8",
+        "random_k 0.1",
+        "random_k 0.7",
+    ),
     *("random_k 5, unscaled", "random_k 0.1, unscaled", "power_sgd 2"),
     *("stochastic quantize", "stochastic int4", "feedback bf16", "feedback quantize"),
     *("feedback int4", "feedback fp8"),

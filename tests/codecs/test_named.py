@@ -20,7 +20,8 @@ BYTES = {
     "fp8_e4m3": N + N // 256 * 4,
     "fp8_e5m2": N + N // 256 * 4,
     "sign": N // 8 + N // 1024 * 4,
-    "top_k": 655 * (4 + 4),  # 1 % of the elements, each with its place
+    # 41 of each of 16 chunks, each with its place of 12 bits and its value of 16.
+    "top_k": 16 * 41 * (12 + 16) // 8,
     "random_k": 655 * 4 + 4,  # with the seed of their places
     "power_sgd": 4 * (256 + 256) * 4,  # two factors of rank 4
 }
