@@ -24,11 +24,9 @@ class Chosen(NamedTuple):
     """How many elements of a vector are sent."""
 
     chunks: int
-    length: int  # of a chunk; the last chunks may hold zeros of the padding
+    length: int  # of a chunk; the last one may end with zeros
     k: int  # elements of each chunk that are sent
-    padded: (
-        int  # elements of all chunks that are sent, padded to whole bytes and blocks
-    )
+    padded: int  # elements that are sent, padded to whole words and blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +57,7 @@ class TopK(Codec):
         return padded * 12 // 8 + self.values.size(padded)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        """Returns the places of 12 bits, as bytes and then as halves, and the values."""
+        """Returns 8 bits of each place, then the 4 upper ones, and then the values."""
         chunks, length, k, padded = self._chosen(x.size)
         x = jnp.pad(x.astype(jnp.float32), (0, chunks * length - x.size))
         rows = x.reshape(chunks, length)
@@ -294,9 +292,9 @@ def _check_indices(length: int) -> None:
     if length > most:
         raise ValueError(
             f"`codec` must have at most {most:,} elements in the payload, which is as"
-            f" many as int32 can index; got {length:,}. Choose an algorithm that encodes"
-            " pieces of the gradients, such as pj.collectives.two_shot on more devices,"
-            " a smaller `k`, or a codec that does not select elements, such as"
+            f" many as int32 can index; got {length:,}. Choose an algorithm that"
+            " encodes pieces of the gradients, such as pj.collectives.two_shot on more"
+            " devices, a smaller `k`, or a codec that does not select elements, such as"
             " pj.codecs.int4()."
         )
 

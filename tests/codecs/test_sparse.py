@@ -54,7 +54,6 @@ def test_top_k_sends_the_largest_of_each_chunk(n):
     wanted = np.zeros_like(x)
     for start in range(0, n, length):
         piece = x[start : start + length]
-        # The last k places of the padded piece may be padding only if n is tiny.
         most = np.argsort(-np.abs(piece))[: max(1, round(0.1 * length))]
         wanted[start + most] = piece[most]
     assert_bits_equal(codec.decode(payload, n), wanted)
