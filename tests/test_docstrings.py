@@ -106,7 +106,12 @@ PUBLISHED = (
     *("codecs.random_k", "codecs.sign", "codecs.stochastic", "codecs.top_k"),
     *("codecs.fp4", "codecs.int2", "codecs.rotated"),
     *("codecs.truncate", "collectives.halving_doubling", "collectives.hierarchical"),
-    *("collectives.parameter_server", "collectives.ring", "collectives.tree"),
+    *(
+        "collectives.in_rounds",
+        "collectives.parameter_server",
+        "collectives.ring",
+        "collectives.tree",
+    ),
     *("collectives.two_shot", "transforms.delay_robust"),
     *("transforms.extrapolate_updates", "stability.max_curvature"),
     *("stability.max_learning_rate", "stability.sharpness"),

@@ -119,6 +119,9 @@ def rotated(codec: Codec, key: jax.Array, block: int = 1024) -> Rotated:
       block: n, the number of elements that are rotated together, a power of two and at
         least 8. It may differ from the block of the codec.
 
+    Returns:
+      A codec whose payload is that of `codec` and the seed of the signs.
+
     Raises:
       ValueError: If `codec` is not a codec, is linear or has error feedback, or if
         `key` or `block` breaks its rule.

@@ -70,7 +70,7 @@ def test_fp4_equals_a_payload_by_hand():
     np.testing.assert_array_equal(decoded, [6, -4, 4, 2, -2, 1, 1, 0])
 
 
-def test_fp4_has_the_levels_of_the_dtype_of_that_name():
+def test_fp4_rounds_as_the_dtype_float4():
     """ml_dtypes rounds to E2M1 as `fp4` does, for any number in the range."""
     x = np.random.default_rng(0).uniform(-6, 6, 4096).astype(np.float32)
     x[0] = 6

@@ -90,7 +90,7 @@ def test_error_feedback_conserves_over_20_compiled_steps(name):
     assert (np.abs(total - residual(state, total)) <= rounding).all()
 
 
-def test_decay_halves_the_residual_before_it_is_added():
+def test_decay_halves_the_residual_in_each_step():
     """Only the largest element is sent.
 
     The residual of the element 2 is 2, then 2 + 1 = 3, then 2 + 1.5 = 3.5.

@@ -39,7 +39,7 @@ def decoded(codec, x, seed=0, steps=1):
 
 
 @pytest.mark.parametrize("n", [8, 16, 32, 1024])
-def test_product_is_that_with_the_hadamard_matrix(n):
+def test_product_equals_a_product_with_the_hadamard_matrix(n):
     """The matrix product has n terms, which are scaled by sqrt(n) all together."""
     x = normal(3 * n).reshape(3, n)
     product = np.asarray(hadamard(jnp.asarray(x)))
@@ -49,7 +49,7 @@ def test_product_is_that_with_the_hadamard_matrix(n):
 
 
 @pytest.mark.parametrize("inner", [c.int4(8), c.cast("float32"), c.truncate()])
-def test_payload_is_that_of_the_rotated_vector_and_the_seed(inner):
+def test_payload_holds_the_rotated_vector_and_the_seed(inner):
     """Sums of small integers, divided by 4, are exact in float32."""
     n, block = 64, 16
     codec = c.rotated(inner, KEY, block)
@@ -84,7 +84,7 @@ def test_small_elements_beside_an_outlier_are_kept():
     assert np.abs(got.mean(axis=0) - x).max() < 5 * deviation / np.sqrt(steps)
 
 
-def test_error_of_heavy_tails_is_that_of_normal_numbers():
+def test_error_of_heavy_tails_equals_the_error_of_normal_numbers():
     """The relative error of int4 is half as large again with heavy tails."""
     rng = np.random.default_rng(0)
     errors = {}

@@ -59,7 +59,7 @@ def test_top_k_sends_the_largest_of_each_chunk(n):
     assert_bits_equal(codec.decode(payload, n), wanted)
 
 
-def test_values_of_top_k_travel_as_their_codec_sends_them():
+def test_values_of_top_k_travel_as_payloads_of_their_codec():
     """Eight values are one block of int8, with a scale of 4 bytes."""
     x = np.zeros(64, np.float32)
     x[::8] = [127, -5.4, 7, 1, 2, 3, 4, 5]
