@@ -104,7 +104,7 @@ PUBLISHED = (
     *("predicted_params", "codecs.bf16", "codecs.error_feedback", "codecs.fp8"),
     *("codecs.int4", "codecs.int8", "codecs.power_sgd", "codecs.quantize"),
     *("codecs.random_k", "codecs.sign", "codecs.stochastic", "codecs.top_k"),
-    *("codecs.fp4", "codecs.int2", "codecs.rotated"),
+    *("codecs.acp_sgd", "codecs.fp4", "codecs.int2", "codecs.rotated"),
     *("codecs.truncate", "collectives.halving_doubling", "collectives.hierarchical"),
     *(
         "collectives.in_rounds",

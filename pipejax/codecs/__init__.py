@@ -6,6 +6,7 @@ implement. `Linear` is the interface of codecs whose payloads can be summed with
 decoding them.
 """
 
+from ._acp_sgd import acp_sgd as acp_sgd
 from ._blocks import fp4 as fp4
 from ._blocks import fp8 as fp8
 from ._blocks import int2 as int2

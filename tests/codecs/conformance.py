@@ -55,6 +55,7 @@ CODECS = {
     "random_k 0.1, unscaled": c.random_k(0.1, KEY, scaled=False),
     "power_sgd 1": c.power_sgd(1, KEY).of(SHAPES),
     "power_sgd 2": c.power_sgd(2, KEY).of(SHAPES),
+    "acp_sgd 2": c.acp_sgd(2, KEY).of(SHAPES),
     "stochastic int8": stochastic(c.int8(), KEY),
     "stochastic int4": stochastic(c.int4(block=8), KEY),
     "stochastic fp4": stochastic(c.fp4(), KEY),
@@ -74,6 +75,7 @@ CODECS = {
     "feedback rotated": error_feedback(c.rotated(c.int4(), KEY, block=128)),
     "feedback sign": error_feedback(c.sign(block=128)),
     "feedback top_k": error_feedback(c.top_k(0.1)),
+    "feedback acp_sgd": error_feedback(c.acp_sgd(1, KEY)).of(SHAPES),
     "feedback int8, decay": error_feedback(c.int8(), decay=0.5),
     "feedback power_sgd, decay": error_feedback(c.power_sgd(1, KEY), 0.5).of(SHAPES),
     "feedback random_k": error_feedback(c.random_k(0.1, KEY, scaled=False)),
@@ -98,7 +100,7 @@ VARIANTS = {
     *("float32", "stochastic bf16", "feedback truncate", "rotated int8"),
     *("stochastic int4, rotated", "feedback rotated", "int2, 8", "fp4, 8"),
     *("stochastic fp4", "feedback int2", "feedback int2, rotated", "feedback fp4"),
-    *("feedback int8, decay", "feedback power_sgd, decay"),
+    *("feedback int8, decay", "feedback power_sgd, decay", "acp_sgd 2"),
 }
 
 

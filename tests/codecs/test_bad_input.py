@@ -87,9 +87,10 @@ def test_payloads_beyond_int32_are_refused(codec):
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.0, True, "2", None])
-def test_rank_must_be_a_positive_integer(rank):
+@pytest.mark.parametrize("codec", [c.power_sgd, c.acp_sgd])
+def test_rank_must_be_a_positive_integer(codec, rank):
     with rejects(f"`rank` must be an integer of at least 1; got {rank!r}. Ranks of 1"):
-        c.power_sgd(rank, KEY)
+        codec(rank, KEY)
 
 
 KEYED = {

@@ -40,8 +40,8 @@ def half_ulp(x, dtype="float32"):
 # - levels and floats of fewer bits: Delta is 0, or between half of due and twice due,
 #   because the nearest level other than 0 is off by at most half of itself. The
 #   difference of two such numbers is a number of the dtype (Sterbenz 1974).
-# sign, int2 and rotated are missing because their Delta has any size, and quantize and
-# power_sgd because the sign of their Delta may differ from that of due.
+# sign, int2 and rotated are missing because their Delta has any size, and quantize,
+# power_sgd and acp_sgd because the sign of their Delta may differ from that of due.
 EXACT = {"bf16", "truncate", "int4", "fp4", "fp8", "top_k", "random_k"}
 
 
@@ -120,6 +120,7 @@ def test_decay_halves_the_residual_in_each_step():
         (c.random_k(1, KEY), False),
         (c.random_k(1, KEY, scaled=False), True),
         (c.power_sgd(1, KEY), True),
+        (c.acp_sgd(1, KEY), True),
         (c.stochastic(c.int4(), KEY), False),
         (c.rotated(c.int4(), KEY), False),
         (c.rotated(c.sign(), KEY), True),

@@ -24,6 +24,7 @@ BYTES = {
     "top_k": 16 * 41 * (12 + 16) // 8,
     "random_k": 655 * 4 + 4,  # with the seed of their places
     "power_sgd": 4 * (256 + 256) * 4,  # two factors of rank 4
+    "acp_sgd": 4 * (256 + 256) * 4,  # one of them suffices where both are known
 }
 
 
@@ -51,6 +52,6 @@ def test_key_is_given_only_to_the_stochastic_int4():
 
 
 def test_unknown_name_is_refused():
-    message = r"`name` must be one of bf16, truncate, .*, power_sgd; got 'int9'\."
+    message = r"`name` must be one of bf16, truncate, .*, acp_sgd; got 'int9'\."
     with pytest.raises(ValueError, match=message):
         codecs.named("int9")

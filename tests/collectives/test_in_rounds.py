@@ -144,7 +144,8 @@ def test_steps_converge_with_coded_factors(executor):
     for _ in range(200):
         state, info = train.step(state, {"x": x, "y": x @ true})
         losses.append(float(info.loss))
-    assert losses[-1] < 0.05 * losses[0]
+    # The first step has no loss yet, and the second has that of the zeros, about 16.
+    assert losses[-1] < 1e-3 < losses[1]
 
 
 @pytest.mark.parametrize("codec", [codecs.int8(), None])
