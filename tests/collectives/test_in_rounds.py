@@ -122,7 +122,9 @@ def test_feedback_of_each_round_has_a_state_of_its_own():
     assert all(np.abs(states[place].residual).max() > 0 for place in places)
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize(
+    "executor", ["fused", pytest.param("host", marks=pytest.mark.full)]
+)
 def test_steps_converge_with_coded_factors(executor):
     rng = np.random.default_rng(0)
     true = rng.normal(size=(16, 12)).astype(np.float32)
