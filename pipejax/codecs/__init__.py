@@ -6,7 +6,10 @@ implement. `Linear` is the interface of codecs whose payloads can be summed with
 decoding them.
 """
 
+from ._acp_sgd import acp_sgd as acp_sgd
+from ._blocks import fp4 as fp4
 from ._blocks import fp8 as fp8
+from ._blocks import int2 as int2
 from ._blocks import int4 as int4
 from ._blocks import int8 as int8
 from ._blocks import sign as sign
@@ -22,6 +25,7 @@ from ._named import NAMES as NAMES
 from ._named import named as named
 from ._power_sgd import power_sgd as power_sgd
 from ._quantize import quantize as quantize
+from ._rotated import rotated as rotated
 from ._rounding import stochastic as stochastic
 from ._sparse import random_k as random_k
 from ._sparse import top_k as top_k

@@ -1,10 +1,10 @@
-"""Validation of the `codec` argument of functions that send vectors."""
+"""Validation of codecs as arguments."""
 
 import warnings
 from typing import Any
 
 from ._cast import AllBits
-from ._codec import Codec
+from ._codec import Codec, Linear
 
 
 def check_codec(codec: Any) -> Codec:
@@ -37,5 +37,16 @@ def check_codec(codec: Any) -> Codec:
             f"{type(codec).__name__} is biased: the values that it loses add up over"
             " the steps. Use pj.codecs.error_feedback(codec), which sends them later.",
             stacklevel=3,
+        )
+    return codec
+
+
+def check_inner(argument: str, codec: Any) -> Codec:
+    """Validates an argument of a codec that encodes other vectors with `codec`."""
+    if isinstance(codec, Linear) or not isinstance(codec, Codec):
+        raise ValueError(
+            f"`{argument}` must be a codec such as pj.codecs.int4(), neither linear nor"
+            f" with error feedback; got {codec!r}. Error feedback goes outside: put the"
+            " whole codec into pj.codecs.error_feedback."
         )
     return codec

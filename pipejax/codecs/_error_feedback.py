@@ -41,6 +41,7 @@ class ErrorFeedback(Linear):
     """Adds error feedback to `codec`; see `error_feedback`."""
 
     codec: Codec
+    decay: float = 1.0
     dtype: str = "float32"
 
     @property
@@ -61,9 +62,8 @@ class ErrorFeedback(Linear):
         dtype: DTypeLike = jnp.float32,
         devices: int = 1,
     ) -> "ErrorFeedback":
-        return ErrorFeedback(
-            self.codec.of(shapes, dtype, devices), jnp.dtype(dtype).name
-        )
+        codec = self.codec.of(shapes, dtype, devices)
+        return dataclasses.replace(self, codec=codec, dtype=jnp.dtype(dtype).name)
 
     def leaves(self, x: jax.Array) -> Any:
         return self.codec.leaves(x)
@@ -77,7 +77,7 @@ class ErrorFeedback(Linear):
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Encodes `x` plus the residual; the new residual is what this loses."""
-        due = x.astype(self.dtype) + ravel(jax.tree.leaves(state.residual))
+        due = x.astype(self.dtype) + ravel(jax.tree.leaves(self._kept(state)))
         payload, inner = self.codec.encode(due, state.codec)
         # The residual must be computed from the payload that is sent, decoded as the
         # receivers decode it. Without the barriers, XLA would compute both a second
@@ -96,7 +96,7 @@ class ErrorFeedback(Linear):
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
-        due = optax.tree.add(leaves, state.residual)
+        due = optax.tree.add(leaves, self._kept(state))
         return self._linear.project(due, state.codec, sums)
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:
@@ -105,7 +105,7 @@ class ErrorFeedback(Linear):
     def settled(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...], own: jax.Array
     ) -> Any:
-        due = optax.tree.add(leaves, state.residual)
+        due = optax.tree.add(leaves, self._kept(state))
         size = optax.tree.size(leaves)
         # With this device's own contribution in place of the last round's sum, the
         # codec returns the device's part of the decoded sum.
@@ -113,12 +113,18 @@ class ErrorFeedback(Linear):
         inner = self._linear.settled(due, state.codec, sums, own)
         return ErrorFeedbackState(optax.tree.sub(due, sent), inner)
 
+    def _kept(self, state: ErrorFeedbackState) -> Any:
+        """Returns what is left of the residual when the next vector is encoded."""
+        if self.decay == 1:
+            return state.residual
+        return optax.tree.scale(self.decay, state.residual)
+
     @property
     def _linear(self) -> Linear:
         return cast(Linear, self.codec)
 
 
-def error_feedback(codec: Codec) -> ErrorFeedback:
+def error_feedback(codec: Codec, decay: float = 1.0) -> ErrorFeedback:
     r"""Wraps a codec so that it sends in later steps what it lost in earlier steps.
 
     Let `g` be the gradient, `C` the codec (encoding followed by decoding) and `e` the
@@ -132,6 +138,14 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
 
     $$\sum \Delta = \sum g - e$$
 
+    With a `decay` below 1, the residual is multiplied by it before it is added:
+
+    $$\Delta = C(\beta e + g), \quad e \leftarrow \beta e + g - \Delta$$
+
+    where `beta` is the decay. Old losses are then forgotten, and the residual stays
+    smaller. In return, a part of each gradient is never sent. Use it if losses are sent
+    so late that gradients have changed in the meantime.
+
     Use a codec that `needs_feedback` only with error feedback. For other codecs, error
     feedback is optional and costs the memory of the residuals.
 
@@ -142,13 +156,15 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
 
     Args:
       codec: The codec to wrap.
+      decay: The factor of the residual in each step, above 0 and at most 1.
 
     Returns:
       A codec with the same payload format. Its state is an `ErrorFeedbackState`.
 
     Raises:
       ValueError: If `codec` is not a codec, if it already has error feedback, or if it
-        is a `random_k` that scales its values up, because its residual would grow.
+        is a `random_k` that scales its values up, because its residual would grow. If
+        `decay` breaks its rule.
 
     Examples:
       The codec sends one element of two. The second step sends 4 because the first step
@@ -171,6 +187,9 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
       https://arxiv.org/abs/1809.07599
 
       Tang et al., DoubleSqueeze, 2019, https://arxiv.org/abs/1905.05957
+
+      Wu et al., Error Compensated Quantized SGD, which has the decay, ICML 2018,
+      https://arxiv.org/abs/1806.08054
     """
     if isinstance(codec, ErrorFeedback) or not isinstance(codec, Codec):
         raise ValueError(
@@ -182,4 +201,11 @@ def error_feedback(codec: Codec) -> ErrorFeedback:
             "`codec` must not scale its values up under error feedback, because the"
             f" residual would grow; got {codec}. Use random_k(k, key, scaled=False)."
         )
-    return ErrorFeedback(codec)
+    if isinstance(decay, bool) or not (
+        isinstance(decay, int | float) and 0 < decay <= 1
+    ):
+        raise ValueError(
+            f"`decay` must be a number above 0 and at most 1; got {decay!r}. Use 1 to"
+            " send everything in the end."
+        )
+    return ErrorFeedback(codec, decay)

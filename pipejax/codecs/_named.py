@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import jax
 
-from ._blocks import fp8, int4, int8, sign
+from ._acp_sgd import acp_sgd
+from ._blocks import fp4, fp8, int2, int4, int8, sign
 from ._cast import bf16, truncate
 from ._codec import Codec
 from ._power_sgd import power_sgd
 from ._quantize import quantize
+from ._rotated import rotated
 from ._rounding import stochastic
 from ._sparse import random_k, top_k
 
@@ -22,12 +24,16 @@ NAMES: dict[str, Callable[[], Codec]] = {
     "int8": int8,
     "int4": int4,
     "stochastic_int4": lambda: stochastic(int4(), jax.random.key(0)),
+    "rotated_int4": lambda: rotated(int4(), jax.random.key(0)),
+    "fp4": fp4,
+    "int2": int2,
     "fp8_e4m3": lambda: fp8("e4m3"),
     "fp8_e5m2": lambda: fp8("e5m2"),
     "sign": sign,
     "top_k": lambda: top_k(0.01),
     "random_k": lambda: random_k(0.01, jax.random.key(0)),
     "power_sgd": lambda: power_sgd(4, jax.random.key(0)),
+    "acp_sgd": lambda: acp_sgd(4, jax.random.key(0)),
 }
 
 
@@ -35,8 +41,9 @@ def named(name: str) -> Codec:
     """Returns the codec of a given name, without error feedback.
 
     `quantize` has 8 bits. `top_k` and `random_k` send 1 % of the elements. `power_sgd`
-    has rank 4. The random codecs use the key `jax.random.key(0)`. All other settings
-    are the defaults. To choose them, call the function of the codec instead.
+    and `acp_sgd` have rank 4. The random codecs use the key `jax.random.key(0)`. All
+    other settings are the defaults. To choose them, call the function of the codec
+    instead.
 
     Args:
       name: One of the keys of `NAMES`.

@@ -119,7 +119,7 @@ class PowerSGD(Linear):
         # The sum begins with every new `Q`, in the layout of the state.
         new = self._cut(sums[1].astype(state.dtype), self._columns())
         old = self._cut(state, self._columns())
-        return ravel([_restarted(n, o) for n, o in zip(new, old, strict=True)])
+        return ravel([restarted(n, o) for n, o in zip(new, old, strict=True)])
 
     def _product(self, columns: Sequence[jax.Array], last: jax.Array, n: int) -> Any:
         """Returns the leaves that follow from every `P` and the last round's sum."""
@@ -256,7 +256,7 @@ def orthonormal(columns: jax.Array) -> jax.Array:
     return jnp.stack(done, axis=1)
 
 
-def _restarted(new: jax.Array, old: jax.Array) -> jax.Array:
+def restarted(new: jax.Array, old: jax.Array) -> jax.Array:
     """Scales the columns of `new` to a largest magnitude of 1."""
     largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
     # A zero or NaN column would remain in all later steps, since `M Q` has it too.

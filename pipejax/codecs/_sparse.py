@@ -1,48 +1,97 @@
 """Codecs that send a few elements: the largest ones, or randomly drawn ones."""
 
 import dataclasses
+import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
-from pipejax._internal.bits import from_words, poison, to_words
+from pipejax._internal.bits import from_words, pack, poison, to_words, unpack
 from pipejax._internal.integers import is_integer
+from pipejax._internal.ravel import Shapes
 
+from ._cast import Cast
+from ._check import check_inner
 from ._codec import Codec, Linear
 from ._rounding import check_key
 
 
+class Chosen(NamedTuple):
+    """How many elements of a vector are sent."""
+
+    chunks: int
+    length: int  # of a chunk; the last one may end with zeros
+    k: int  # elements of each chunk that are sent
+    padded: int  # elements that are sent, padded to whole words and blocks
+
+
 @dataclasses.dataclass(frozen=True)
 class TopK(Codec):
-    """Sends the elements of largest magnitude; see `top_k`."""
+    """Sends the elements of largest magnitude of each chunk; see `top_k`."""
 
     k: int | float
+    values: Codec
+    chunk: int
 
     needs_feedback = True  # elements that stay small would never be sent
 
+    def of(
+        self,
+        shapes: Shapes | None = None,
+        dtype: DTypeLike = jnp.float32,
+        devices: int = 1,
+    ) -> "TopK":
+        # The values are no leaves, and are rounded to float32.
+        del shapes, dtype
+        return dataclasses.replace(self, values=self.values.of(devices=devices))
+
+    def init(self, n: int, seed: jax.Array) -> Any:
+        return self.values.init(self._chosen(n).padded, seed)
+
     def size(self, n: int) -> int:
-        return 8 * self._count(n)  # an index and a value of 4 bytes each
+        padded = self._chosen(n).padded
+        return padded * 12 // 8 + self.values.size(padded)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        x = x.astype(jnp.float32)
+        """Returns 8 bits of each place, then the 4 upper ones, and then the values."""
+        chunks, length, k, padded = self._chosen(x.size)
+        x = jnp.pad(x.astype(jnp.float32), (0, chunks * length - x.size))
+        rows = x.reshape(chunks, length)
         # NaN counts as the largest magnitude, so that it is sent. The magnitudes are
         # floats because XLA:CPU sorts the whole vector for any other dtype.
-        magnitude = jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x))
-        _, places = lax.top_k(magnitude, self._count(x.size))
-        payload = [places.astype(jnp.uint32), to_words(x[places], jnp.uint32)]
-        return jnp.concatenate(payload), state
+        magnitude = jnp.where(jnp.isnan(rows), jnp.inf, jnp.abs(rows))
+        _, chosen = lax.top_k(magnitude, k)
+        unused = (0, padded - chunks * k)
+        values = jnp.take_along_axis(rows, chosen, axis=1).reshape(-1)
+        sent, state = self.values.encode(jnp.pad(values, unused), state)
+        places = jnp.pad(chosen.reshape(-1), unused)
+        low, high = ((places >> shift).astype(jnp.uint8) for shift in (0, 8))
+        packed = from_words(jnp.concatenate([low, pack(high, 4)]), sent.dtype)
+        return jnp.concatenate([packed, sent]), state
 
     def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        places, values = jnp.split(payload, 2)
-        zeros = jnp.zeros(n, jnp.float32)
-        return zeros.at[places].set(from_words(values, jnp.float32))
+        chunks, length, k, padded = self._chosen(n)
+        split = padded * 12 // 8 // payload.dtype.itemsize
+        values = self.values.decode(payload[split:], padded)
+        low, high = jnp.split(to_words(payload[:split]), [padded])
+        places = low.astype(jnp.int32) + (unpack(high, 4).astype(jnp.int32) << 8)
+        places, values = (x[: chunks * k].reshape(chunks, k) for x in (places, values))
+        rows = jnp.arange(chunks, dtype=jnp.int32)[:, None]
+        zeros = jnp.zeros((chunks, length), jnp.float32)
+        return zeros.at[rows, places].set(values).reshape(-1)[:n]
 
-    def _count(self, n: int) -> int:
-        _check_indices("encoded vector", n)
-        return count(self.k, n)
+    def _chosen(self, n: int) -> Chosen:
+        chunks = -(-n // self.chunk)
+        length = -(-n // chunks)
+        k = count(self.k, length)
+        _check_indices(chunks * k)
+        # With a multiple of 8, the places fill whole words of every width.
+        whole = math.lcm(8, self.values.multiple)
+        return Chosen(chunks, length, k, -(-chunks * k // whole) * whole)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,34 +175,56 @@ class RandomK(Linear):
         return jax.random.key_data(self._keys(state)[0])
 
 
-def top_k(k: int | float) -> TopK:
-    """Returns a codec that sends the k elements of largest magnitude.
+BF16 = Cast("bfloat16")
 
-    Each element takes 8 bytes, 4 for its index and 4 for its value. All other elements
-    decode to zero. Wrap the codec in `error_feedback`: without it, an element that is
-    never among the largest is never sent.
+
+def top_k(k: int | float, values: Codec = BF16, chunk: int = 4096) -> TopK:
+    r"""Returns a codec that sends the elements of largest magnitude of each chunk.
+
+    1. The vector of n elements is divided into the least number of chunks of equal
+       length of which none is longer than `chunk`. The last one is padded with zeros.
+    2. The k elements of largest magnitude of each chunk are sent, and all others decode
+       to zero. Vectors up to `chunk` have a single chunk.
+
+    Each element takes 12 bits for its place in the chunk, and the bytes of the codec
+    `values` for its value: 3.5 bytes by default. The k largest elements of the whole
+    vector would take places of 32 bits and a sort of the whole vector.
+
+    Wrap the codec in `error_feedback`: without it, an element that is never among the
+    largest is never sent.
 
     Args:
-      k: The number of elements to send, an integer of at least 1, or the fraction of
-        elements to send, a float between 0 and 1, which is rounded to at least 1. It
-        counts for every vector that is encoded: an algorithm that cuts the gradients
-        into p pieces sends k elements of each.
+      k: The number of elements to send of each chunk, an integer of at least 1, or the
+        fraction of elements to send, a float between 0 and 1, which is rounded to at
+        least 1 element of each chunk.
+      values: The codec of the values that are sent, for example `int8()`.
+      chunk: The largest number of elements of a chunk, at most 4096.
 
     Raises:
-      ValueError: If `k` breaks its rule. When a vector is encoded, also if it has fewer
-        than `k` elements.
+      ValueError: If `k`, `values` or `chunk` breaks its rule. When a vector is encoded,
+        also if a chunk of it has fewer than `k` elements.
 
     Examples:
-      >>> codec = top_k(1)
-      >>> payload, _ = codec.encode(jnp.float32([1, -3, 2]), ())
-      >>> codec.decode(payload, 3)
-      Array([ 0., -3.,  0.], dtype=float32)
+      >>> codec = top_k(1, chunk=3)
+      >>> payload, _ = codec.encode(jnp.float32([1, -3, 2, 0.5, 0, 0.25]), ())
+      >>> codec.decode(payload, 6)
+      Array([ 0. , -3. ,  0. ,  0.5,  0. ,  0. ], dtype=float32)
+
+      Of a million elements, a hundredth are sent, 41 of each chunk of 4,082:
+
+      >>> top_k(0.01).size(1_000_000)  # bytes
+      35168
 
     References:
       Stich et al., Sparsified SGD with Memory, NeurIPS 2018,
       https://arxiv.org/abs/1809.07599
     """
-    return TopK(check_k(k))
+    if not is_integer(chunk, 1) or chunk > 4096:
+        raise ValueError(
+            "`chunk` must be an integer from 1 to 4096, since places in a chunk have 12"
+            f" bits; got {chunk!r}."
+        )
+    return TopK(check_k(k), check_inner("values", values), operator.index(chunk))
 
 
 def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
@@ -168,11 +239,14 @@ def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
     needs to be sorted. The last part is padded with zeros.
 
     Each element takes 4 bytes. Its index is not sent, because it follows from a seed
-    that takes 4 bytes per vector. `top_k` needs 8 bytes for each element and a search,
-    and sends those that matter most. `random_k` is linear, so it works with `psum`.
+    that takes 4 bytes per vector. `top_k` also sends the places, needs a search, and
+    sends the elements that matter most. `random_k` is linear, so it works with `psum`.
 
     Args:
-      k: Same as in `top_k`.
+      k: The number of elements to send of each vector that is encoded, an integer of at
+        least 1, or the fraction of elements to send, a float between 0 and 1, which is
+        rounded to at least 1 element. An algorithm that cuts the gradients into p
+        pieces sends k elements of each.
       key: A key from `jax.random.key`.
       scaled: Whether to send `m x` for an element `x`, which makes the expectation of
         the decoded element equal to `x`. Use `scaled=False` with `error_feedback`,
@@ -203,24 +277,24 @@ def count(k: int | float, n: int) -> int:
     """Returns how many of `n` elements to send, if `k` is a number or a fraction."""
     if isinstance(k, float):
         k = max(1, round(k * n))
-        _check_indices("payload", k)
+        _check_indices(k)
         return k
     if k > n:
         raise ValueError(
-            f"`k` must be at most the {n} elements of an encoded vector; got {k}."
+            f"`k` must be at most the {n} elements of which it chooses; got {k}."
             " Choose a smaller number, or a fraction such as 0.01."
         )
     return k
 
 
-def _check_indices(of: str, length: int) -> None:
+def _check_indices(length: int) -> None:
     most = jnp.iinfo(jnp.int32).max
     if length > most:
         raise ValueError(
-            f"`codec` must have at most {most:,} elements in the {of}, which is as many"
-            f" as int32 can index; got {length:,}. Choose an algorithm that encodes"
-            " pieces of the gradients, such as pj.collectives.two_shot on more devices,"
-            " a smaller `k`, or a codec that does not select elements, such as"
+            f"`codec` must have at most {most:,} elements in the payload, which is as"
+            f" many as int32 can index; got {length:,}. Choose an algorithm that"
+            " encodes pieces of the gradients, such as pj.collectives.two_shot on more"
+            " devices, a smaller `k`, or a codec that does not select elements, such as"
             " pj.codecs.int4()."
         )
 

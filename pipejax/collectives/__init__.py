@@ -29,7 +29,8 @@ halving_doubling 6 7000
 tree 6 24000
 parameter_server 14 56000
 
-`scheduled` changes from one algorithm to another during a run.
+`in_rounds` sums the rounds of `power_sgd` with any of these algorithms. `scheduled`
+changes from one algorithm to another during a run.
 
 A codec encodes the payloads of all collectives of an algorithm. `None` sends all bits
 of float32 or float64 vectors. A `codec` that is not a codec raises a `ValueError`, and
@@ -44,6 +45,7 @@ from ._all_reduce import AllReduce as AllReduce
 from ._grouped import Grouped as Grouped
 from ._halving_doubling import halving_doubling as halving_doubling
 from ._hierarchical import hierarchical as hierarchical
+from ._in_rounds import in_rounds as in_rounds
 from ._layout import Layout as Layout
 from ._layout import Summands as Summands
 from ._no_communication import NoCommunication as NoCommunication

@@ -1,4 +1,4 @@
-"""The rounds of a linear codec, each of which is summed by the backend."""
+"""The rounds of a linear codec, each of which is a sum of vectors over devices."""
 
 import dataclasses
 import functools
@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from pipejax._internal.ravel import ravel, unravel
-from pipejax._internal.wire import Transfer
 from pipejax.codecs import Linear
 
 from ._layout import Layout, Summands
 from ._sites import check_kept
-from ._stages import Local, Sent, Stages, States, local
+from ._stages import Local, Stages, States, local, on_first, renamed
 
 
 class Carry(NamedTuple):
@@ -31,9 +30,9 @@ class Carry(NamedTuple):
 class LinearRounds:
     codec: Linear
     layout: Layout
-    add: Callable[[jax.Array], jax.Array]  # sums an array over devices
+    total: Callable[[Layout], Stages]  # sums one coded and one exact vector
 
-    def stages(self, devices: int) -> Stages:
+    def stages(self) -> Stages:
         dtype = self.layout.working_dtype
         sizes = self.codec.round_sizes(self.layout.coded_size)
         total = Stages((), (self.init,)) + local(self.begin)
@@ -41,11 +40,13 @@ class LinearRounds:
             # The exact vector is short. It travels in the last round, and not in a
             # collective of its own.
             last = number == len(sizes) - 1
-            size += self.layout.exact_size if last else 0
-            transfer = Transfer("all-reduce", devices, dtype.itemsize * size)
-            encode = Local(functools.partial(self.project, last=last), encodes=True)
-            send = functools.partial(self.send, last=last)
-            total += Stages((encode, Sent(send, (transfer,))))
+            exact = self.layout.exact_size if last else 0
+            form = Layout.of_shapes(((size,),), dtype, exact=exact)
+            project = functools.partial(self.project, last=last)
+            total += Stages((Local(project, encodes=True),))
+            # A round may have codecs with states of their own.
+            total += on_first(renamed(self.total(form), f"round {number} "))
+            total += local(self.collect)
         return total + Stages((Local(self.finish),))
 
     def init(self) -> States:
@@ -68,17 +69,17 @@ class LinearRounds:
         # all rounds.
         own = self.codec.project(carry.leaves, states["psum"], carry.sums)
         own = own.astype(self.layout.working_dtype)
-        sent = jnp.concatenate([own, carry.exact]) if last and carry.exact.size else own
-        return (sent, carry._replace(own=own)), states
+        exact = (carry.exact,) if last and carry.exact.size else ()
+        # Only the finish needs the `own` of a round, and only that of the last.
+        return (
+            Summands((own,), exact),
+            carry._replace(own=own if last else None),
+        ), states
 
-    def send(self, value: tuple[jax.Array, Carry], *, last: bool) -> Carry:
-        sent, carry = value
-        total = self.add(sent)
-        if not last:
-            # Only the finish needs the `own` of a round, and only that of the last.
-            return carry._replace(sums=(*carry.sums, total), own=None)
-        part, exact = jnp.split(total, [total.size - carry.exact.size])
-        return carry._replace(exact=exact, sums=(*carry.sums, part))
+    def collect(self, value: tuple[Summands, Carry]) -> Carry:
+        sums, carry = value
+        exact = sums.exact[0] if sums.exact else carry.exact
+        return carry._replace(exact=exact, sums=(*carry.sums, *sums.coded))
 
     def finish(self, carry: Carry, states: States) -> tuple[Summands, States]:
         state, forms = states["psum"], self.layout.sums()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
@@ -42,9 +43,10 @@ class Psum(AllReduce):
             return _in_own_shapes(
                 layout, axis_name, add, self.combine_threshold_bytes or 0
             )
-        devices = axis_size(axis_name)
-        codec = self.codec.of(layout.shapes, layout.working_dtype, devices)
-        return LinearRounds(cast(Linear, codec), layout, add).stages(devices)
+        p = axis_size(axis_name)
+        codec = cast(Linear, self.codec.of(layout.shapes, layout.working_dtype, p))
+        total = functools.partial(_as_one, p=p, add=add)
+        return LinearRounds(codec, layout, total).stages()
 
     def init(self, layout: Layout, axis_name: AxisName) -> States:
         """Returns the states of the codec on this device before the first sum."""
@@ -85,6 +87,25 @@ def _sum(x: jax.Array, axis_name: AxisName, *, turn: int | None) -> jax.Array:
     devices = axis_size(axis_name)
     group = [(turn - place) % devices for place in range(1, devices + 1)]
     return lax.psum(x, axis_name, axis_index_groups=[group])
+
+
+def _as_one(layout: Layout, p: int, add: Add) -> Stages:
+    """Returns one stage that sums a coded and an exact vector as a single one."""
+    size = layout.coded_size
+
+    def pack(summands: Summands, states: States) -> tuple[jax.Array, States]:
+        vectors = (*summands.coded, *summands.exact)
+        return (jnp.concatenate(vectors) if summands.exact else vectors[0]), states
+
+    def unpack(total: jax.Array) -> Summands:
+        if not layout.exact:
+            return Summands((total,))
+        coded, exact = jnp.split(total, [size])
+        return Summands((coded,), (exact,))
+
+    nbytes = layout.working_dtype.itemsize * (size + layout.exact_size)
+    sent = Sent(add, (Transfer("all-reduce", p, nbytes),))
+    return Stages((Local(pack, encodes=True), sent)) + local(unpack)
 
 
 def _in_own_shapes(

@@ -23,7 +23,7 @@ def test_candidates_of_all_codecs_need_no_more_feedback():
 def test_feedback_is_added_to_int4_although_training_works_without():
     assert candidates(["int4"]) == {"int4": codecs.error_feedback(codecs.int4())}
     fed = [name for name in codecs.NAMES if feeds_back(name)]
-    assert fed == ["truncate", "int4", "sign", "top_k", "power_sgd"]
+    assert fed == ["truncate", "int4", "int2", "sign", "top_k", "power_sgd", "acp_sgd"]
 
 
 def test_usual_codecs_are_the_codecs_with_assumed_speeds():

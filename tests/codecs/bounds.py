@@ -8,11 +8,12 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.codecs._blocks import SMALL, Float8, Integers, Sign
+from pipejax.codecs._blocks import SMALL, Float4, Float8, Integers, Sign, TwoBits
 from pipejax.codecs._cast import Cast, Truncate
 from pipejax.codecs._error_feedback import ErrorFeedback
 from pipejax.codecs._power_sgd import PowerSGD
 from pipejax.codecs._quantize import Quantize
+from pipejax.codecs._rotated import Rotated
 from pipejax.codecs._rounding import Stochastic
 from pipejax.codecs._sparse import RandomK, TopK, count
 
@@ -44,6 +45,18 @@ def _(codec: Integers, x):
 
 
 @bound.register
+def _(codec: Float4, x):
+    """Returns half the distance of the four-bit floats around an element."""
+    blocks, scale = scales(codec, x)
+    # Slightly larger elements are taken, because the product with `6 / s` is rounded.
+    # The spacing is 1/2 up to 2, then 1 up to 4, and 2 up to 6.
+    units = (1 + 2e-5) * jnp.abs(blocks) * (6 / jnp.maximum(scale, SMALL))
+    spacing = jnp.where(units < 2, 0.5, jnp.where(units < 4, 1.0, 2.0))
+    error = scale / 6 * (spacing / 2 + 2e-5)
+    return jnp.where(scale < SMALL, scale, error).reshape(-1)
+
+
+@bound.register
 def _(codec: Float8, x):
     """Returns half a unit in the last place, also for subnormal numbers."""
     info = jnp.finfo(codec.dtype)
@@ -62,6 +75,16 @@ def _(codec: Sign, x):
     magnitude = jnp.abs(blocks)
     slack = 2e-5 * jnp.maximum(magnitude, scale)
     return (jnp.abs(magnitude - scale) + slack).reshape(-1)
+
+
+@bound.register
+def _(codec: TwoBits, x):
+    """Returns `5m / 8`, `|x| - 15m / 8`, or infinity if `15m / 8` may overflow."""
+    blocks, scale = scales(codec, x)
+    magnitude = jnp.abs(blocks)
+    slack = 2e-5 * jnp.maximum(magnitude, scale)
+    error = jnp.maximum(5 / 8 * scale, magnitude - 15 / 8 * scale) + slack
+    return jnp.where(jnp.isfinite(2 * scale), error, jnp.inf).reshape(-1)
 
 
 @bound.register
@@ -100,9 +123,14 @@ def _(codec: Quantize, x):
 
 @bound.register
 def _(codec: TopK, x):
-    """Returns the smallest magnitude that is sent, a scalar."""
+    """Returns the smallest magnitude that is sent of a chunk, or the values' bound."""
+    chunks, length, k, _ = codec._chosen(x.size)
+    padded = jnp.pad(jnp.abs(x), (0, chunks * length - x.size))
     # An element that is dropped has an error of its own magnitude, at most this.
-    return lax.top_k(jnp.abs(x), count(codec.k, x.size))[0].min(initial=jnp.inf)
+    least = lax.top_k(padded.reshape(chunks, length), k)[0][:, -1:]
+    dropped = jnp.broadcast_to(least, (chunks, length)).reshape(-1)[: x.size]
+    largest = jnp.full(codec.values.multiple, jnp.max(padded))
+    return jnp.maximum(dropped, bound(codec.values, largest)[0])
 
 
 @bound.register
@@ -133,6 +161,24 @@ def _(codec: PowerSGD, x):
             norm = jnp.where(jnp.isfinite(largest * unit.size), norm, jnp.inf)
         bounds.append(jnp.full(leaf.size, norm))
     return jnp.concatenate(bounds)
+
+
+@bound.register
+def _(codec: Rotated, x):
+    """Returns `sqrt(n) e`, if the codec changes no rotated element by more than e."""
+    # The scale of these codecs is a mean. Their error is largest beside small elements.
+    outliers = isinstance(codec.codec, Sign)
+    blocks = x.astype(jnp.float32).reshape(-1, codec.block)
+    root = codec.block**0.5
+    # A rotated element is the sum of n elements with signs, over sqrt(n).
+    most = jnp.sum(jnp.abs(blocks) / root, axis=1, keepdims=True)
+    most = jnp.broadcast_to(most, blocks.shape).reshape(-1)
+    # A block of the codec may decode to zeros, or its elements may be denormal.
+    tiny = SMALL + float(jnp.finfo(jnp.float32).smallest_normal)
+    # 1e-5 is for rounding in two products of up to 1,024 terms. The sums may overflow.
+    error = most if outliers else bound(codec.codec, most)
+    error = root * (error + tiny + 1e-5 * most)
+    return jnp.where(jnp.isfinite(root * most), error, jnp.inf)
 
 
 @bound.register

@@ -36,13 +36,18 @@ CODECS = {
     "int8, 8": c.int8(block=8),
     "int4": c.int4(),
     "int4, 8": c.int4(block=8),
+    "int2": c.int2(block=128),
+    "int2, 8": c.int2(block=8),
+    "fp4": c.fp4(),
+    "fp4, 8": c.fp4(block=8),
     "fp8 e4m3": c.fp8(),
     "fp8 e5m2": c.fp8("e5m2"),
     "fp8 e4m3, 8": c.fp8(block=8),
     "sign": c.sign(block=128),
     "sign, 8": c.sign(block=8),
     "top_k 5": c.top_k(5),
-    "top_k 0.1": c.top_k(0.1),
+    "top_k 0.1": c.top_k(0.1, chunk=100),
+    "top_k int8": c.top_k(0.1, values=c.int8(8), chunk=64),
     "random_k 5": c.random_k(5, KEY),
     "random_k 0.1": c.random_k(0.1, KEY),
     "random_k 0.7": c.random_k(0.7, KEY),
@@ -50,17 +55,29 @@ CODECS = {
     "random_k 0.1, unscaled": c.random_k(0.1, KEY, scaled=False),
     "power_sgd 1": c.power_sgd(1, KEY).of(SHAPES),
     "power_sgd 2": c.power_sgd(2, KEY).of(SHAPES),
+    "acp_sgd 2": c.acp_sgd(2, KEY).of(SHAPES),
     "stochastic int8": stochastic(c.int8(), KEY),
     "stochastic int4": stochastic(c.int4(block=8), KEY),
+    "stochastic fp4": stochastic(c.fp4(), KEY),
     "stochastic quantize": stochastic(c.quantize(4), KEY),
     "stochastic bf16": stochastic(c.bf16(), KEY),
+    "rotated int8": c.rotated(c.int8(), KEY, block=128),
+    "rotated int4": c.rotated(c.int4(block=8), KEY, block=64),
+    "stochastic int4, rotated": c.rotated(stochastic(c.int4(), KEY), KEY, block=128),
     "feedback bf16": error_feedback(c.bf16()),
     "feedback truncate": error_feedback(c.truncate()),
     "feedback quantize": error_feedback(c.quantize(4)),
     "feedback int4": error_feedback(c.int4()),
+    "feedback int2": error_feedback(c.int2(block=128)),
+    "feedback int2, rotated": error_feedback(c.rotated(c.int2(64), KEY, block=128)),
+    "feedback fp4": error_feedback(c.fp4()),
     "feedback fp8": error_feedback(c.fp8()),
+    "feedback rotated": error_feedback(c.rotated(c.int4(), KEY, block=128)),
     "feedback sign": error_feedback(c.sign(block=128)),
     "feedback top_k": error_feedback(c.top_k(0.1)),
+    "feedback acp_sgd": error_feedback(c.acp_sgd(1, KEY)).of(SHAPES),
+    "feedback int8, decay": error_feedback(c.int8(), decay=0.5),
+    "feedback power_sgd, decay": error_feedback(c.power_sgd(1, KEY), 0.5).of(SHAPES),
     "feedback random_k": error_feedback(c.random_k(0.1, KEY, scaled=False)),
     "feedback power_sgd": error_feedback(c.power_sgd(2, KEY)).of(SHAPES),
 }
@@ -69,11 +86,21 @@ FEEDBACK = [name for name in CODECS if name.startswith("feedback")]
 # that it wraps.
 VARIANTS = {
     *("float16", "bf16", "quantize 4", "quantize 2", "int8, 8", "int4", "sign"),
-    *("fp8 e5m2", "fp8 e4m3, 8", "top_k 5", "random_k 0.1", "random_k 0.7"),
+    *(
+        "fp8 e5m2",
+        "fp8 e4m3, 8",
+        "top_k 5",
+        "top_k int8",
+        "random_k 0.1",
+        "random_k 0.7",
+    ),
     *("random_k 5, unscaled", "random_k 0.1, unscaled", "power_sgd 2"),
     *("stochastic quantize", "stochastic int4", "feedback bf16", "feedback quantize"),
     *("feedback int4", "feedback fp8"),
-    *("float32", "stochastic bf16", "feedback truncate"),
+    *("float32", "stochastic bf16", "feedback truncate", "rotated int8"),
+    *("stochastic int4, rotated", "feedback rotated", "int2, 8", "fp4, 8"),
+    *("stochastic fp4", "feedback int2", "feedback int2, rotated", "feedback fp4"),
+    *("feedback int8, decay", "feedback power_sgd, decay", "acp_sgd 2"),
 }
 
 
@@ -191,11 +218,11 @@ def vectors(n: int, exponent: float, seed: int, dtype: str = "float32") -> np.nd
     return np.clip(rows, -MAX, MAX).astype(dtype)
 
 
-def due(x: jax.Array, state: Any) -> np.ndarray:
+def due(codec: c.Codec, x: jax.Array, state: Any) -> np.ndarray:
     """Returns the value to encode: x, plus the residual if there is error feedback."""
-    return np.asarray(
-        x + jnp.asarray(residual(state, x)) if hasattr(state, "residual") else x
-    )
+    if not hasattr(state, "residual"):
+        return np.asarray(x)
+    return np.asarray(x + codec.decay * jnp.asarray(residual(state, x)))
 
 
 def residual(state: Any, x: jax.Array) -> np.ndarray:

@@ -23,7 +23,18 @@ def test_bits_must_be_8_4_2_or_1(bits):
 
 
 @pytest.mark.parametrize("block", [0, 1, 4, 12, 100, -8, True, 64.0, "64", None])
-@pytest.mark.parametrize("codec", [c.int8, c.int4, c.fp8, c.sign])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        c.int8,
+        c.int4,
+        c.int2,
+        c.fp4,
+        c.fp8,
+        c.sign,
+        lambda block: c.rotated(c.int8(), KEY, block),
+    ],
+)
 def test_block_must_be_a_power_of_two(codec, block):
     with rejects(f"`block` must be a power of two of at least 8; got {block!r}. Sizes"):
         codec(block=block)
@@ -57,7 +68,7 @@ def test_k_must_be_a_positive_integer_or_a_fraction(codec, k):
 
 @sparse
 def test_k_above_the_length_of_the_vector_is_refused(codec):
-    said = "`k` must be at most the 4 elements of an encoded vector; got 5. Choose a"
+    said = "`k` must be at most the 4 elements of which it chooses; got 5. Choose a"
     with rejects(said):
         codec(5).size(4)
     with rejects(said):
@@ -65,31 +76,28 @@ def test_k_above_the_length_of_the_vector_is_refused(codec):
 
 
 @pytest.mark.parametrize(
-    ("codec", "n", "of", "length"),
-    [
-        (c.top_k(1), 2**31, "encoded vector", 2**31),
-        (c.top_k(0.1), 3 * 10**9, "encoded vector", 3 * 10**9),
-        (c.random_k(0.5, KEY), 2**32, "payload", 2**31),
-    ],
+    "codec", [c.top_k(0.5), c.random_k(0.5, KEY)], ids=["top_k", "random_k"]
 )
-def test_vectors_beyond_int32_are_refused(codec, n, of, length):
+def test_payloads_beyond_int32_are_refused(codec):
     with rejects(
-        f"`codec` must have at most 2,147,483,647 elements in the {of}, which is as"
-        f" many as int32 can index; got {length:,}. Choose an algorithm"
+        "`codec` must have at most 2,147,483,647 elements in the payload, which is as"
+        " many as int32 can index; got 2,147,483,648. Choose an algorithm"
     ):
-        codec.size(n)
+        codec.size(2**32)
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.0, True, "2", None])
-def test_rank_must_be_a_positive_integer(rank):
+@pytest.mark.parametrize("codec", [c.power_sgd, c.acp_sgd])
+def test_rank_must_be_a_positive_integer(codec, rank):
     with rejects(f"`rank` must be an integer of at least 1; got {rank!r}. Ranks of 1"):
-        c.power_sgd(rank, KEY)
+        codec(rank, KEY)
 
 
 KEYED = {
     "random_k": lambda key: c.random_k(1, key),
     "power_sgd": lambda key: c.power_sgd(1, key),
     "stochastic": lambda key: c.stochastic(c.int8(), key),
+    "rotated": lambda key: c.rotated(c.int8(), key),
 }
 NO_KEYS = {
     "a seed": 0,
@@ -136,9 +144,36 @@ def test_error_feedback_needs_a_codec_without_feedback(codec):
         c.error_feedback(codec)
 
 
+@pytest.mark.parametrize("decay", [0, 0.0, -0.5, 1.1, float("nan"), True, "1", None])
+def test_decay_must_be_a_positive_fraction(decay):
+    with rejects(f"`decay` must be a number above 0 and at most 1; got {decay!r}. Use"):
+        c.error_feedback(c.sign(), decay)
+
+
 def test_error_feedback_of_a_scaled_codec_is_refused():
     with rejects("`codec` must not scale its values up under error feedback, because"):
         c.error_feedback(c.random_k(1, KEY))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        *(c.error_feedback(c.int4()), c.power_sgd(1, KEY), c.random_k(1, KEY)),
+        *(c.int4, "int4", None),
+    ],
+)
+def test_codec_inside_a_codec_must_not_be_linear(codec):
+    must = "must be a codec such as pj.codecs.int4(), neither linear nor with error"
+    with rejects(f"`codec` {must}"):
+        c.rotated(codec, KEY)
+    with rejects(f"`values` {must}"):
+        c.top_k(1, values=codec)
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 4097, 8.0, True, "8", None])
+def test_chunk_must_have_at_most_4096_elements(chunk):
+    with rejects("`chunk` must be an integer from 1 to 4096, since places in a chunk"):
+        c.top_k(1, chunk=chunk)
 
 
 def uses(codec, n):

@@ -2,6 +2,7 @@
 
 import hypothesis
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -39,9 +40,9 @@ def half_ulp(x, dtype="float32"):
 # - levels and floats of fewer bits: Delta is 0, or between half of due and twice due,
 #   because the nearest level other than 0 is off by at most half of itself. The
 #   difference of two such numbers is a number of the dtype (Sterbenz 1974).
-# sign is missing because its Delta has any size, and quantize and power_sgd because the
-# sign of their Delta may differ from that of due.
-EXACT = {"bf16", "truncate", "int4", "fp8", "top_k", "random_k"}
+# sign, int2 and rotated are missing because their Delta has any size, and quantize,
+# power_sgd and acp_sgd because the sign of their Delta may differ from that of due.
+EXACT = {"bf16", "truncate", "int4", "fp4", "fp8", "top_k", "random_k"}
 
 
 @pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
@@ -51,7 +52,7 @@ def test_error_feedback_conserves_each_step(name, exponent, seed, dtype):
     codec, state = CODECS[name].of(dtype=dtype), programs(name, N, dtype).state
     for step in range(2):
         x = vectors(N, exponent, seed + step, dtype)
-        wanted = due(x, state)
+        wanted = due(codec, x, state)
         payload, state = jax.vmap(codec.encode)(x, state)
         sent = np.asarray(jax.vmap(lambda p: codec.decode(p, N))(payload))
         kept = np.isfinite(wanted) & np.isfinite(sent)
@@ -67,13 +68,17 @@ def test_error_feedback_conserves_each_step(name, exponent, seed, dtype):
 
 @pytest.mark.parametrize("name", each(FEEDBACK, full=VARIANTS))
 def test_error_feedback_conserves_over_20_compiled_steps(name):
-    """`sum Delta + e = sum g` holds over 20 compiled steps, up to rounding."""
-    program, steps = compiled(name, N), 20
+    """`sum Delta + e = sum g` holds over 20 compiled steps, up to rounding.
+
+    With a decay, what each step forgets of the residual is missing from the sum.
+    """
+    codec, program, steps = CODECS[name], compiled(name, N), 20
     state = program.state(0)
     total, rounding = np.zeros(N), np.zeros(N)
     for step in range(steps):
         x = normal(N, seed=step)
-        wanted = due(x, state)
+        wanted = due(codec, x, state)
+        total -= (1 - codec.decay) * residual(state, x).astype(np.float64)
         payload, state = program.encode(x, state)
         sent = np.asarray(program.decode(payload))
         total += x.astype(np.float64) - sent
@@ -85,6 +90,19 @@ def test_error_feedback_conserves_over_20_compiled_steps(name):
     assert (np.abs(total - residual(state, total)) <= rounding).all()
 
 
+def test_decay_halves_the_residual_in_each_step():
+    """Only the largest element is sent.
+
+    The residual of the element 2 is 2, then 2 + 1 = 3, then 2 + 1.5 = 3.5.
+    """
+    codec = c.error_feedback(c.top_k(1), decay=0.5)
+    gradient, state = np.float32([8, 2, 1]), codec.init(3, jnp.uint32(0))
+    for wanted in ([0, 2, 1], [0, 3, 1.5], [0, 3.5, 1.75]):
+        payload, state = codec.encode(jnp.asarray(gradient), state)
+        np.testing.assert_array_equal(codec.decode(payload, 3), [8, 0, 0])
+        np.testing.assert_array_equal(state.residual, wanted)
+
+
 @pytest.mark.parametrize(
     ("codec", "needs"),
     [
@@ -94,13 +112,18 @@ def test_error_feedback_conserves_over_20_compiled_steps(name):
         (c.quantize(1), False),
         (c.int8(), False),
         (c.int4(), False),
+        (c.int2(), True),
+        (c.fp4(), False),
         (c.fp8(), False),
         (c.sign(), True),
         (c.top_k(1), True),
         (c.random_k(1, KEY), False),
         (c.random_k(1, KEY, scaled=False), True),
         (c.power_sgd(1, KEY), True),
+        (c.acp_sgd(1, KEY), True),
         (c.stochastic(c.int4(), KEY), False),
+        (c.rotated(c.int4(), KEY), False),
+        (c.rotated(c.sign(), KEY), True),
     ],
 )
 def test_each_codec_declares_its_need_of_feedback(codec, needs):

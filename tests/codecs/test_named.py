@@ -14,12 +14,17 @@ BYTES = {
     "int8": N + N // 256 * 4,
     "int4": N // 2 + N // 64 * 4,
     "stochastic_int4": N // 2 + N // 64 * 4,
+    "rotated_int4": N // 2 + N // 64 * 4 + 4,  # with the seed of the signs
+    "fp4": N // 2 + N // 32 * 4,
+    "int2": N // 4 + N // 256 * 4,
     "fp8_e4m3": N + N // 256 * 4,
     "fp8_e5m2": N + N // 256 * 4,
     "sign": N // 8 + N // 1024 * 4,
-    "top_k": 655 * (4 + 4),  # 1 % of the elements, each with its place
+    # 41 of each of 16 chunks, each with its place of 12 bits and its value of 16.
+    "top_k": 16 * 41 * (12 + 16) // 8,
     "random_k": 655 * 4 + 4,  # with the seed of their places
     "power_sgd": 4 * (256 + 256) * 4,  # two factors of rank 4
+    "acp_sgd": 4 * (256 + 256) * 4,  # one of them suffices where both are known
 }
 
 
@@ -47,6 +52,6 @@ def test_key_is_given_only_to_the_stochastic_int4():
 
 
 def test_unknown_name_is_refused():
-    message = r"`name` must be one of bf16, truncate, .*, power_sgd; got 'int9'\."
+    message = r"`name` must be one of bf16, truncate, .*, acp_sgd; got 'int9'\."
     with pytest.raises(ValueError, match=message):
         codecs.named("int9")

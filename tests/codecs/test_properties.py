@@ -74,7 +74,7 @@ def assert_within_bound(name, n, batches):
     program = programs(name, n, batches[0].dtype.name)
     state = program.state
     for x in batches:
-        wanted = due(x, state)
+        wanted = due(CODECS[name], x, state)
         payload, state = program.encode(x, state)
         # A float64 vector is rounded to float32 first, and the bound is for the rounded
         # vector.

@@ -14,7 +14,9 @@ from .conformance import KEY, normal
 
 
 @grid(
-    1, noise=[1 - 2.0**-24, 0.0], codec=[c.int8(8), c.int4(8), c.quantize(8), c.bf16()]
+    1,
+    noise=[1 - 2.0**-24, 0.0],
+    codec=[c.int8(8), c.int4(8), c.fp4(8), c.quantize(8), c.bf16()],
 )
 def test_stochastic_rounding_stays_within_its_levels(codec, noise):
     """A block's largest element, times L over itself, may be rounded to more than L."""

@@ -1,5 +1,7 @@
 """Tests sparse payloads by hand: which elements are sent, their places and number."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,12 +25,61 @@ def draws(codec, x, seeds):
 
 
 def test_top_k_equals_a_payload_by_hand():
-    """The payload holds places, largest magnitude first, then the values' bits."""
-    codec = c.top_k(3)
-    payload, _ = codec.encode(jnp.float32([1, -3, 0.5, 2]), ())
-    assert_bits_equal(payload[:3], np.uint32([1, 3, 0]))
-    assert_bits_equal(payload[3:], np.float32([-3, 2, 1]).view(np.uint32))
-    assert_bits_equal(codec.decode(payload, 4), np.float32([1, -3, 0, 2]))
+    """The payload holds the lower 8 bits of the places, the upper 4, and the values.
+
+    In each chunk, the largest magnitude comes first. 2 x 2 elements are padded to 8.
+    """
+    codec = c.top_k(2, values=c.cast("float32"), chunk=300)
+    x = np.zeros(599, np.float32)  # chunks of 300, of which the last has a zero more
+    x[[1, 257]] = [2, -3]
+    x[300 + np.array([298, 5])] = [0.5, -0.25]
+    payload, _ = codec.encode(jnp.asarray(x), ())
+    payload = np.asarray(payload)
+    assert payload.nbytes == codec.size(599) == 8 + 4 + 8 * 4
+    low, high = payload[:2].view(np.uint8), payload[2:3].view(np.uint8)
+    assert low.tolist() == [257 - 256, 1, 298 - 256, 5, 0, 0, 0, 0]
+    # Element i of the upper bits is in byte i % 4.
+    assert high.tolist() == [1, 0, 1, 0]
+    assert_bits_equal(payload[3:7].view(np.float32), np.float32([-3, 2, 0.5, -0.25]))
+    assert_bits_equal(codec.decode(jnp.asarray(payload), 599), x)
+
+
+@pytest.mark.parametrize("n", [1, 100, 4096, 4097, 10_000])
+def test_top_k_sends_the_largest_of_each_chunk(n):
+    """Chunks have equal lengths, and only the last one is padded."""
+    x = np.random.default_rng(n).normal(size=n).astype(np.float32)
+    codec = c.top_k(0.1, values=c.cast("float32"))
+    payload, _ = codec.encode(jnp.asarray(x), ())
+    length = math.ceil(n / math.ceil(n / 4096))
+    wanted = np.zeros_like(x)
+    for start in range(0, n, length):
+        piece = x[start : start + length]
+        most = np.argsort(-np.abs(piece))[: max(1, round(0.1 * length))]
+        wanted[start + most] = piece[most]
+    assert_bits_equal(codec.decode(payload, n), wanted)
+
+
+def test_values_of_top_k_travel_as_payloads_of_their_codec():
+    """Eight values are one block of int8, with a scale of 4 bytes."""
+    x = np.zeros(64, np.float32)
+    x[::8] = [127, -5.4, 7, 1, 2, 3, 4, 5]
+    codec = c.top_k(8, values=c.int8(8))
+    payload, _ = codec.encode(jnp.asarray(x), ())
+    assert payload.nbytes == codec.size(64) == 8 + 4 + 8 + 4
+    np.testing.assert_array_equal(codec.decode(payload, 64), np.round(x))
+
+
+def test_state_of_the_values_is_kept():
+    inner = c.stochastic(c.int8(8), KEY)
+    codec, x = c.top_k(8, values=inner), jnp.ones(64)
+    state = codec.init(64, jnp.uint32(3))
+    assert_bits_equal(state, inner.init(8, jnp.uint32(3)))
+    assert_bits_equal(codec.encode(x, state)[1], inner.encode(x[:8], state)[1])
+
+
+def test_values_in_float16_get_the_headroom_of_the_devices():
+    codec = c.top_k(1, values=c.cast("float16")).of(devices=8)
+    assert codec.values.headroom == 8
 
 
 def test_top_k_sends_a_nan_before_the_largest():

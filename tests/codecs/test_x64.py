@@ -44,7 +44,7 @@ def test_float64_travels_as_float32(name):
         state = program.state(3)
         for step in range(STEPS):
             x = normal(N, step, "float64")
-            wanted = due(x, state)
+            wanted = due(CODECS[name], x, state)
             payload, after = program.encode(x, state)
             sent = np.asarray(program.decode(payload))
             assert payload.nbytes == codec.size(N)

@@ -40,22 +40,26 @@ CODECS = {
     "truncate+feedback": feedback(codecs.truncate()),
     "bf16": codecs.bf16(),
     "fp8": codecs.fp8(block=16),
+    "fp4": codecs.fp4(8),
+    "int2+feedback": feedback(codecs.int2(8)),
     "sign+feedback": feedback(codecs.sign(8)),
     "top_k+feedback": feedback(codecs.top_k(0.1)),
     "random_k": codecs.random_k(0.2, KEY),
+    "rotated int4": codecs.rotated(codecs.int4(8), KEY, block=16),
     "stochastic int8": codecs.stochastic(codecs.int8(16), KEY),
     "power_sgd+feedback": feedback(codecs.power_sgd(1, KEY)),
+    "acp_sgd+feedback": feedback(codecs.acp_sgd(1, KEY)),
 }
 
 
 def allowed(algorithm, codec):
-    if codec == "power_sgd+feedback":
+    if codec in ("power_sgd+feedback", "acp_sgd+feedback"):
         return algorithm in WHOLE
     return algorithm != "psum" or codec == "random_k"
 
 
 PAIRS = [(a, c) for a in ALGORITHMS for c in CODECS if allowed(a, c)]
-RANDOM = ("random_k", "stochastic int8")
+RANDOM = ("random_k", "rotated int4", "stochastic int8")
 
 
 class Case(NamedTuple):

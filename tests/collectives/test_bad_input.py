@@ -80,7 +80,7 @@ def test_power_sgd_is_refused_by_algorithms_cutting_vectors(algorithm):
 def test_k_above_the_size_of_a_piece_is_refused():
     """Each of 3 devices encodes 10 of 30 elements, so `k` can be at most 10."""
     all_reduce = collectives.two_shot(codecs.error_feedback(codecs.top_k(11)))
-    with refused(r"`k` must be at most the 10 elements of an encoded vector; got 11"):
+    with refused(r"`k` must be at most the 10 elements of which it chooses; got 11"):
         stages(all_reduce, Layout.of_shapes(((30,),)))
 
 

@@ -20,6 +20,8 @@ from .test_sites import keys
         # The first round sends P of an 8 x 12 matrix; the second Q, the vector of 4 and
         # the exact part.
         (codecs.power_sgd(1, KEY), [8, 12 + 4 + 3]),
+        # P of 8 elements is padded to the length of Q.
+        (codecs.acp_sgd(1, KEY), [12 + 4 + 3]),
         (codecs.random_k(10, KEY, scaled=False), [10 + 3]),
     ],
 )

@@ -17,9 +17,7 @@ PARAMS = {
         name: jax.ShapeDtypeStruct((32768, 16384), jnp.float32) for name in "abcde"
     },
 }
-# The other algorithms give their codecs pieces of the gradients.
-WHOLE = [("tree", "top_k+feedback"), ("parameter_server", "top_k+feedback")]
-WAYS = [(name, None) for name in ALGORITHMS] + [x for x in PAIRS if x not in WHOLE]
+WAYS = [(name, None) for name in ALGORITHMS] + PAIRS
 QUICK = {
     ("one leaf", "psum", None),
     ("many leaves", "two_shot", "int8"),
@@ -63,9 +61,3 @@ def test_large_step_compiles_and_knows_its_bytes(params, name, codec):
         # No all-reduce over p devices sends less than 2 (p-1) / p of the vector.
         sent = sum(x.wire_bytes for x in train.transfers(state, batch))
         assert sent >= 1.5 * 4 * elements
-
-
-@pytest.mark.parametrize(("name", "codec"), WHOLE)
-def test_codec_beyond_int32_is_refused_at_init(name, codec):
-    with pytest.raises(ValueError, match="`codec` must have at most 2,147,483,647"):
-        jax.eval_shape(make(name, codec).init, PARAMS["one leaf"])
