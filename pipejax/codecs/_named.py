@@ -5,13 +5,15 @@ from collections.abc import Callable
 import jax
 
 from ._acp_sgd import acp_sgd
-from ._blocks import fp4, fp8, int2, int4, int8, sign
 from ._cast import bf16, truncate
 from ._codec import Codec
+from ._floats import fp4, fp8
+from ._integers import int4, int8
 from ._power_sgd import power_sgd
 from ._quantize import quantize
 from ._rotated import rotated
 from ._rounding import stochastic
+from ._signs import int2, sign
 from ._sparse import random_k, top_k
 
 # Functions that make the codecs, in the order in which command lines list the names. A

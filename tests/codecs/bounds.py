@@ -8,13 +8,16 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from pipejax.codecs._blocks import SMALL, Float4, Float8, Integers, Sign, TwoBits
+from pipejax.codecs._blocks import SMALL
 from pipejax.codecs._cast import Cast, Truncate
 from pipejax.codecs._error_feedback import ErrorFeedback
+from pipejax.codecs._floats import Float4, Float8
+from pipejax.codecs._integers import Integers
 from pipejax.codecs._power_sgd import PowerSGD
 from pipejax.codecs._quantize import Quantize
 from pipejax.codecs._rotated import Rotated
 from pipejax.codecs._rounding import Stochastic
+from pipejax.codecs._signs import Sign, TwoBits
 from pipejax.codecs._sparse import RandomK, TopK, count
 
 
