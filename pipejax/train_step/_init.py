@@ -42,7 +42,7 @@ from pipejax._internal.shards import UNSHARDED, Shards, data_axes_of, inner_spec
 from pipejax._internal.structures import restructured
 from pipejax._internal.types import Keys, ModelState
 
-from ._replicate import check_same_in_groups, placed
+from ._replicate import check_same, check_same_in_groups, placed
 
 
 class Arguments(NamedTuple):
@@ -92,6 +92,9 @@ def initial(
         )
     plan = planned(config, arguments, inputs)
     shardings = jax.tree.map(lambda shape: shape.sharding, plan.shapes)
+    delayed = config.step.settings.delayed
+    if delayed is not None and config.mesh.is_multi_process and not is_traced():
+        check_same({"delayed": delays(delayed, arguments.params)}, "make_train_step")
     arrays = placed(arguments._asdict(), plan.specs._asdict(), config.mesh)
     if plan.shapes.shards:
         check_same_in_groups(arrays, config)

@@ -26,6 +26,7 @@ from .worker import (
     frozen_step,
     in_rank_order,
     noisy_loss,
+    partly_delayed_step,
     run,
 )
 
@@ -69,6 +70,17 @@ def test_frozen_parameters_are_not_sent_between_processes(ask):
     assert name == "host"
     assert sent == 4 * (7 * 3 + 1)  # the layer that is trained, and the loss
     assert found == bits(run(frozen_step(), 4).params)
+
+
+@pytest.mark.one_python
+def test_partly_delayed_gradients_have_the_bits_of_one_process(ask):
+    (said, name, sent, found), other = ask("partly_delayed")
+    assert [said, name, sent, found] == other
+    assert "`delayed['hidden']` must be the same on every process" in said
+    assert name == "host"
+    count = sum(x.size for x in jax.tree.leaves(init_params()))
+    assert sent == 4 * (count + 2)  # the loss goes with both kinds
+    assert found == bits(run(partly_delayed_step(), 4).params)
 
 
 @pytest.mark.one_python

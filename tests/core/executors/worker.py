@@ -142,9 +142,33 @@ def frozen_step():
     return pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(2))
 
 
+def partly_delayed_step(delayed="hidden"):
+    """Returns a train step of width 2 that delays the gradient of one layer."""
+    return pj.make_train_step(
+        loss_fn,
+        optax.adam(1e-2),
+        mesh=pj.data_mesh(2),
+        delayed=lambda params: {name: name == delayed for name in params},
+    )
+
+
+def partly_delayed():
+    """Also returns what a choice that differs between the processes is told."""
+    differing = partly_delayed_step("hidden" if jax.process_index() else "out")
+    try:
+        differing.init(init_params())
+    except ValueError as error:
+        said = str(error)
+    return [said, *sent_and_trained(partly_delayed_step())]
+
+
 def frozen():
+    return sent_and_trained(frozen_step())
+
+
+def sent_and_trained(train):
     """Returns the executor, the bytes of an exchange, and the bits of parameters."""
-    train, (batch,) = frozen_step(), batches(1)
+    (batch,) = batches(1)
     state = train.init(init_params())
     sent = sum(x.bytes for x in train.transfers(state, train.batch(batch)))
     return [train.executor.name, sent, bits(run(train, 4, state).params)]
@@ -471,6 +495,7 @@ TASKS = {
     "fed": fed,
     "coded": coded,
     "frozen": frozen,
+    "partly_delayed": partly_delayed,
     "saved": saved,
     "restored": restored,
     "saved_and_restored": saved_and_restored,
