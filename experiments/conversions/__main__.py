@@ -57,6 +57,8 @@ PROGRAMS = {
     "denoising-diffusion-flax": "_diffusion",
     "jaxpi: Allen-Cahn": "_allen_cahn",
     "Diffrax: neural ODE": "_neural_ode",
+    "Flax: Gemma, 2 hosts x 2 fsdp": "_gemma",
+    "Flax: Gemma, 2 fsdp x 2 tensor": "_gemma_tensor",
 }
 
 
