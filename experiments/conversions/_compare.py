@@ -47,10 +47,10 @@ def disturbed(params: Any, rng: np.random.Generator) -> Any:
 
 
 def distance(a: Any, b: Any) -> float:
-    """Returns the largest difference between two pytrees."""
+    """Returns the largest difference between two pytrees; NaN if any is NaN."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     found = [np.asarray(x, np.float64) - np.asarray(y, np.float64) for x, y in pairs]
-    return float(max(np.abs(x).max(initial=0) for x in found))
+    return float(np.max([np.abs(x).max(initial=0) for x in found]))
 
 
 def _row(ours: History, theirs: History, near: History) -> dict[str, Any]:
