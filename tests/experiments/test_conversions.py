@@ -160,7 +160,7 @@ def test_statement_inside_a_function_is_replaced(folder):
             _sources.function(source, "train_step", names, lines={begin: "pass"})
 
 
-def test_modules_stay_if_a_program_imports_them_again(folder):
+def test_modules_stay_for_later_imports(folder):
     try:
         _sources.load(
             (folder,), ("train",), ("missing_logger", "missing_data"), stay=True
