@@ -93,7 +93,7 @@ def program(
         "jax_train_step",
         vars(train),
         before="grad_fn",
-        returns="(*loss_fn(params, rngs), params)",
+        returns="loss_fn(params, rngs)",
     )
 
     def built(mesh: Any) -> Any:
@@ -116,7 +116,7 @@ def program(
         )
 
     def losses(model: Any, batch: Any, rngs: Any) -> Any:
-        mean, (_, logits, _), _ = cut(model, None, rngs, batch, None)
+        mean, (_, logits, _) = cut(model, None, rngs, batch, None)
         known = batch["inputs"] > 0
         right = jnp.where(known, logits.argmax(axis=-1) == batch["targets"], 0)
         return mean, right.sum() / known.sum(), known.sum()
@@ -141,7 +141,8 @@ def program(
 
     def delayed(params: Any) -> History:
         model = with_params(built(mesh), params)
-        graph, _, rest = nnx.split(model, nnx.Param, ...)
+        parts: Any = nnx.split(model, nnx.Param, ...)
+        graph, _, rest = parts
 
         @jax.jit
         def gradient(params: Any, batch: Any) -> Any:
