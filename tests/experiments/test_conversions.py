@@ -179,6 +179,10 @@ def test_difference_to_nan_is_nan():
     assert np.isnan(_compare.distance([np.zeros(1), np.ones(2)], [np.zeros(1), np.nan]))
 
 
+def test_unit_is_the_last_place_of_the_largest_number():
+    assert _compare.unit([(jnp.float32(3.9), None), (np.float32(-4.1), {})]) == 2.0**-21
+
+
 def test_cells_of_a_notebook_run_without_its_main(tmp_path):
     texts = ["import missing_plot\n", "def main(): return 1", "found = main()", "x = 2"]
     cells = [{"cell_type": "code", "source": [text]} for text in texts]
