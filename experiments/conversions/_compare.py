@@ -21,6 +21,7 @@ def compared(program: Program, seed: int) -> dict[str, Any]:
       A dict for each width, which has the largest difference of `params` and of what is
       `reported` between pipejax and the loop that it is compared with, and `rounding`,
       the same differences between that loop and itself from disturbed parameters.
+      `unit` is the last place of the largest number that is reported, in float32.
       Beside them, `scale` is the largest parameter, `moved` is how far the parameters
       move, and `apart` is the largest difference between the two loops of the program.
     """
@@ -47,10 +48,16 @@ def disturbed(params: Any, rng: np.random.Generator) -> Any:
 
 
 def distance(a: Any, b: Any) -> float:
-    """Returns the largest difference between two pytrees."""
+    """Returns the largest difference between two pytrees; NaN if any is NaN."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     found = [np.asarray(x, np.float64) - np.asarray(y, np.float64) for x, y in pairs]
-    return float(max(np.abs(x).max(initial=0) for x in found))
+    return float(np.max([np.abs(x).max(initial=0) for x in found]))
+
+
+def unit(numbers: Any) -> float:
+    """Returns the last place of the largest number of a pytree, in float32."""
+    largest = max(np.abs(x).max(initial=0) for x in jax.tree.leaves(numbers))
+    return float(np.spacing(np.float32(largest)))
 
 
 def _row(ours: History, theirs: History, near: History) -> dict[str, Any]:
@@ -61,4 +68,5 @@ def _row(ours: History, theirs: History, near: History) -> dict[str, Any]:
             "params": distance(near.params, theirs.params),
             "reported": distance(near.reported, theirs.reported),
         },
+        "unit": unit(theirs.reported),
     }

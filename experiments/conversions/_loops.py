@@ -94,12 +94,11 @@ def converted(
 
 
 def train_step(loss_fn: Any, tx: Any, width: int, **settings: Any) -> pj.TrainStep:
-    """Makes a train step on all devices, whose gradients are delayed and no more."""
+    """Makes a train step whose gradients are delayed and no more.
+
+    It runs on all devices, each with a copy of the model, unless a mesh is given.
+    """
+    settings = {"mesh": pj.data_mesh(DEVICES), **settings}
     return pj.make_train_step(
-        loss_fn,
-        tx,
-        mesh=pj.data_mesh(DEVICES),
-        width=width,
-        weight_prediction=False,
-        **settings,
+        loss_fn, tx, width=width, weight_prediction=False, **settings
     )

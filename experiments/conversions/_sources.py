@@ -14,7 +14,7 @@ import json
 import pathlib
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -23,7 +23,11 @@ import jax
 
 
 def load(
-    folders: Sequence[pathlib.Path], names: Sequence[str], stubs: Sequence[str] = ()
+    folders: Sequence[pathlib.Path],
+    names: Sequence[str],
+    stubs: Sequence[str] = (),
+    *,
+    stay: bool = False,
 ) -> list[Any]:
     """Imports modules of a program. Another program may use the same names.
 
@@ -31,17 +35,20 @@ def load(
       folders: The folders in which the program finds its modules.
       names: Names of the modules.
       stubs: Names of packages, and of their modules, that are replaced by stubs.
+      stay: Whether the modules stay in `sys.modules`, for a program whose functions
+        import some of them again.
 
     Returns:
-      The modules. They are not left in `sys.modules`.
+      The modules.
     """
-    if not hasattr(jax, "tree_map"):  # as it was when the programs were written
-        setattr(jax, "tree_map", jax.tree.map)  # noqa: B010  types do not know it
+    for name in ("map", "leaves"):  # as they were when the programs were written
+        if not hasattr(jax, f"tree_{name}"):
+            setattr(jax, f"tree_{name}", getattr(jax.tree, name))
     with _first_in_path(folders), _stubbed(stubs):
         found = [importlib.import_module(name) for name in names]
         for name, module in list(sys.modules.items()):
             file = pathlib.Path(getattr(module, "__file__", None) or "/")
-            if any(file.is_relative_to(folder) for folder in folders):
+            if not stay and any(file.is_relative_to(folder) for folder in folders):
                 del sys.modules[name]
     return found
 
@@ -68,6 +75,7 @@ def function(
     *,
     before: str = "",
     returns: str = "",
+    lines: Mapping[str, str] | None = None,
 ) -> Any:
     """Compiles one function of a program by itself, also one inside of another.
 
@@ -77,6 +85,8 @@ def function(
       names: The names that the function uses, and their values.
       before: The beginning of the statement of the function at which it is cut off.
       returns: The expression that the function returns if it is cut off.
+      lines: The beginnings of statements that are replaced, also in functions inside of
+        this one, and what stands in their place. Each must be found once.
 
     Returns:
       The function, without its decorators.
@@ -87,6 +97,11 @@ def function(
         if isinstance(node, ast.FunctionDef) and node.name == name
     )
     found.decorator_list = []
+    for begin, line in (lines or {}).items():
+        replaced = _Replaced(begin, line)
+        replaced.visit(found)
+        if replaced.count != 1:
+            raise ValueError(f"{replaced.count} statements begin with {begin!r}.")
     if before:
         texts = [ast.unparse(statement) for statement in found.body]
         (end,) = (i for i, text in enumerate(texts) if text.startswith(before))
@@ -96,6 +111,19 @@ def function(
     later = __future__.annotations.compiler_flag  # annotations are not evaluated
     exec(compile(module, name, "exec", flags=later, dont_inherit=True), names)
     return names[name]
+
+
+class _Replaced(ast.NodeTransformer):
+    """Replaces a statement, which is found by its beginning, and counts how often."""
+
+    def __init__(self, begin: str, line: str) -> None:
+        self.begin, self.line, self.count = begin, line, 0
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.stmt) and ast.unparse(node).startswith(self.begin):
+            self.count += 1
+            return ast.parse(self.line).body
+        return self.generic_visit(node)
 
 
 @contextlib.contextmanager
@@ -128,4 +156,11 @@ class _Stub(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return mock.MagicMock() if name[0].islower() else object
+        return mock.MagicMock() if name[0].islower() else _Base
+
+
+class _Base:
+    """A class that can be made of anything."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass

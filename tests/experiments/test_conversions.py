@@ -146,6 +146,43 @@ def test_function_inside_another_is_compiled_alone(folder):
     np.testing.assert_array_equal(part(params + 1, None, batch), 2 * jnp.ones(3))
 
 
+def test_statement_inside_a_function_is_replaced(folder):
+    source = (folder / "train.py").read_text()
+    names, batch = vars(loaded(folder)), jnp.zeros((2, 3))
+    lines = {"return ((batch @ params)": "offset = 2\nreturn (params - offset).sum()"}
+    loss = _sources.function(source, "loss_fn", {"batch": batch}, lines=lines)
+    assert loss(jnp.ones(3)) == -3
+    step = _sources.function(source, "train_step", names, lines=lines)
+    found, *_ = step(jnp.ones(3), optax.adam(0.1).init(jnp.ones(3)), batch)
+    assert found == -3
+    for begin, count in (("loss =", 0), ("return", 2)):
+        with pytest.raises(ValueError, match=f"{count} statements begin with"):
+            _sources.function(source, "train_step", names, lines={begin: "pass"})
+
+
+def test_modules_stay_for_later_imports(folder):
+    try:
+        _sources.load(
+            (folder,), ("train",), ("missing_logger", "missing_data"), stay=True
+        )
+        assert "train" in sys.modules
+    finally:
+        del sys.modules["train"]
+
+
+def test_stub_of_a_class_takes_any_arguments():
+    stub = _sources._Stub("missing")
+    assert isinstance(stub.Loader(1, workers=2), stub.Loader)
+
+
+def test_difference_to_nan_is_nan():
+    assert np.isnan(_compare.distance([np.zeros(1), np.ones(2)], [np.zeros(1), np.nan]))
+
+
+def test_unit_is_the_last_place_of_the_largest_number():
+    assert _compare.unit([(jnp.float32(3.9), None), (np.float32(-4.1), {})]) == 2.0**-21
+
+
 def test_cells_of_a_notebook_run_without_its_main(tmp_path):
     texts = ["import missing_plot\n", "def main(): return 1", "found = main()", "x = 2"]
     cells = [{"cell_type": "code", "source": [text]} for text in texts]
@@ -157,12 +194,17 @@ def test_cells_of_a_notebook_run_without_its_main(tmp_path):
     assert "found" not in source
 
 
-def test_table_shows_differences_rounding_and_lines():
+def _row():
+    """Returns the row of a program in a result."""
     part = {"params": 0.0, "reported": 1e-7}
     width = {**part, "rounding": {"params": 2e-6, "reported": 3e-7}}
-    row = {"width 1": width, "width 2": width, "scale": 1.0, "moved": 0.01}
-    row |= {"changed": ["a", "b"], "around": ["c"]}
-    _, found = _table.programs({"tiny": row})
+    lines = {"changed": ["a", "b"], "around": ["c"]}
+    numbers = {"scale": 1.0, "moved": 0.01}
+    return {"width 1": width, "width 2": width, **numbers, **lines}
+
+
+def test_table_shows_differences_rounding_and_lines():
+    _, found = _table.programs({"tiny": _row()})
     cells = ["0 / 2.0e-06", "1.0e-07 / 3.0e-07"]
     assert found[1:5] == [cells[0], cells[0], cells[1], cells[1]]
     assert found[5:] == ["1.00", "1.0e-02", "2 + 1"]
@@ -183,6 +225,24 @@ def test_command_line_writes_result(tmp_path, folder, monkeypatch):
     row = record["programs"]["CleanRL: TD3"]
     assert row["changed"] == list(module.CONVERSION.changed)
     assert row["keys"] == module.CONVERSION.keys
+
+
+def test_run_keeps_programs_left_out(tmp_path, folder, monkeypatch):
+    out = tmp_path / "conversions.json"
+    old = {"commit": "abc", "date": "2026-01-01", "cpu": {"model": "old"}}
+    kept = {"jaxpi: Allen-Cahn": _row(), "CleanRL: TD3": _row()}
+    out.write_text(json.dumps({**old, "programs": kept}))
+    module = importlib.import_module("experiments.conversions._td3")
+    monkeypatch.setattr(module, "program", lambda *_: tiny(folder, steps=2))
+    monkeypatch.setattr(
+        "subprocess.run", lambda *_, **__: type("Done", (), {"stdout": "def\n"})
+    )
+    flags = ("--programs", "CleanRL: TD3", "--out", str(out))
+    here.run(monkeypatch, "conversions", "--sources", str(folder), *flags)
+    found = json.loads(out.read_text())["programs"]
+    assert list(found) == ["CleanRL: TD3", "jaxpi: Allen-Cahn"]
+    assert found["jaxpi: Allen-Cahn"] == {**old, **_row()}
+    assert found["CleanRL: TD3"]["apart"] > 0
 
 
 @pytest.mark.full

@@ -12,7 +12,8 @@ WIDTHS = [row[width] for row in PROGRAMS.values() for width in ("width 1", "widt
 def test_differences_come_from_rounding():
     for found in WIDTHS:
         assert found["params"] <= found["rounding"]["params"]
-        assert found["reported"] <= 3 * found["rounding"]["reported"]
+        last_places = 2 * found.get("unit", 0)  # where rounding happens to change none
+        assert found["reported"] <= max(3 * found["rounding"]["reported"], last_places)
 
 
 def test_differences_tell_the_widths_apart():

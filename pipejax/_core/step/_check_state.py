@@ -168,7 +168,8 @@ def check_room(message: Message, in_flight: InFlight) -> None:
         raise ValueError(
             "`batch` must be given to `train.init` when `loss_fn` returns metrics or a"
             f" weight, which travel with the gradients; got {names} for which the state"
-            " has no room. Call `train.init(params, ..., batch=batch)`."
+            " has no room. Call `train.init(params, ..., batch=batch)`, with arrays or"
+            " their shapes, jax.ShapeDtypeStruct."
         )
     raise ValueError(
         f"`state` must have been made for what `loss_fn` returns, {names}; got one with"

@@ -1,0 +1,58 @@
+"""Tests that a state goes through Flax's serialization, and trains on as it was."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import serialization
+
+import pipejax as pj
+import pipejax.flax
+
+from ..grid import grid
+from ..helpers import assert_bits_equal, batches, init_params
+
+
+def loss_fn(params, batch, *, rng):
+    """Returns a loss with all kinds of passengers."""
+    hidden = jnp.tanh(batch["x"] @ params["hidden"] + params["bias"][None, :])
+    noise = jax.random.normal(rng, batch["y"].shape)
+    loss = jnp.mean((hidden @ params["out"] - batch["y"] + 0.1 * noise) ** 2)
+    weight = jnp.sum(batch["x"] > 0)
+    return loss, pj.Aux(metrics={"hidden": hidden.mean()}, weight=weight)
+
+
+def started(devices, width, **settings):
+    train = pj.make_train_step(
+        loss_fn,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(devices),
+        width=width,
+        **settings,
+    )
+    key = jax.random.PRNGKey(0)
+    return train, train.init(init_params(), rng=key, batch=batches(1)[0])
+
+
+@grid(devices=(1, 4), width=(1, 2, 3), warmup=(0, 2))
+def test_state_of_bytes_trains_on_bit_for_bit(devices, width, warmup):
+    train, state = started(devices, width, warmup_steps=warmup)
+    data = batches(6)
+    for batch in data[:3]:
+        state, _ = train.step(state, batch)
+    _, target = started(devices, width, warmup_steps=warmup)
+    again = serialization.from_bytes(target, serialization.to_bytes(state))
+    assert_bits_equal(again, state)
+    for batch in data[3:]:
+        state, info = train.step(state, batch)
+        again, found = train.step(again, batch)
+        assert_bits_equal(found, info)
+    assert_bits_equal(train.drain(again), train.drain(state))
+    assert np.isfinite(info.loss)
+
+
+def test_state_of_shards_is_refused():
+    _, state = started(2, 2, shard_optimizer=True)
+    with pytest.raises(ValueError, match=r"`state` must .* `pipejax\.checkpoint`\."):
+        serialization.to_bytes(state)
