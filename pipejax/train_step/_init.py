@@ -235,7 +235,7 @@ def _message_form(
         params: optax.Params, model_state: ModelState, rng: Keys, inputs: Inputs
     ) -> Message:
         message, _ = config.step.message(params, model_state, rng, inputs, shards)
-        return parted(config.step.settings.delayed, params, message)[0]
+        return parted(config.step.settings, params, message)[0]
 
     local = config.on_mesh(local, (P(), P(), P(), inputs_over(config.axis_name)), P())
     return jax.eval_shape(local, params, model_state, rng, inputs)

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 
 from pipejax._core.checks import (
     check_all_reduce,
+    check_at_once,
     check_axis_name,
     check_count,
     check_delayed,
@@ -25,6 +26,7 @@ from pipejax._core.executors import StepConfig
 from pipejax._core.step import Delayed, Loss, Settings, replicated_step, zero1_step
 from pipejax._internal.mesh import AxisName, explicit_axes
 from pipejax._internal.threads import check_threads
+from pipejax.codecs import Linear
 from pipejax.collectives import AllReduce, Schedule, psum
 
 from ._step import TrainStep
@@ -40,6 +42,7 @@ def make_train_step(
     microbatches: int = 1,
     compute_dtype: DTypeLike | None = None,
     delayed: Delayed = None,
+    at_once: Linear | None = None,
     reduce_dtype: DTypeLike | None = None,
     axis_name: AxisName = "data",
     donate: bool = False,
@@ -103,6 +106,13 @@ def make_train_step(
         steps, the others in a drain) leaves its parameters and their part of the
         optimizer's state as they are. Loss, metrics and model state are delayed. `None`
         delays all. A state and its checkpoints are of one choice.
+      at_once: A linear codec, such as `pj.codecs.power_sgd(4, key)`, for what is
+        exchanged at once of every gradient. Let L be what the codec keeps of the sum
+        over devices. Each step applies its own L, and delays the rest `g - L`. A codec
+        of low rank keeps the directions in which devices agree, which are those that a
+        delay harms, in few bytes. Their exchange is not hidden. Gradients are taken at
+        the parameters as they are, without weight prediction, so that the result does
+        not depend on the number of devices. `None` delays all of each gradient.
       reduce_dtype: dtype in which gradients and changes of model state are sent and
         summed. `None` keeps their own dtypes. Loss, metrics and weight travel as
         float32. float16 is refused if `loss_fn` returns a weight.
@@ -186,6 +196,7 @@ def make_train_step(
     check_threads(mesh)
     sharded = check_flag("shard_optimizer", shard_optimizer)
     rule = check_prediction(weight_prediction)
+    codec = check_at_once(at_once, delayed, width, sharded=sharded)
     settings = Settings(
         loss_fn=loss_fn,
         tx=check_tx(tx),
@@ -195,8 +206,9 @@ def make_train_step(
         microbatches=check_count("microbatches", microbatches, 1),
         compute_dtype=check_floating("compute_dtype", compute_dtype),
         delayed=check_delayed(delayed, width, sharded=sharded),
+        at_once=codec,
         reduce_dtype=check_floating("reduce_dtype", reduce_dtype),
-        weight_prediction=rule,
+        weight_prediction=rule if codec is None else False,
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
     )
     schedule = check_all_reduce(all_reduce, axis_name)

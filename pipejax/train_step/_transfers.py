@@ -44,8 +44,8 @@ def transfers_of(
             reduced = Reduced.of(message, valid.message)
         transfers, at_once = exchange.stages.transfers, None
         if computed.at_once is not None:
-            now = valid_at_once()
-            first = step.exchange(None, computed.at_once, now, config.sums_by)
+            now, by = valid_at_once(), config.at_once.sums_by
+            first = step.exchange(None, computed.at_once, now, by)
             transfers = (*first.stages.transfers, *transfers)
             at_once = Reduced.of(computed.at_once, now.message)
         # A `Partial` without arguments has no arrays, and keeps its function.

@@ -16,6 +16,7 @@ from ._optimizer import check_opt_state as check_opt_state
 from ._optimizer import check_optimizer as check_optimizer
 from ._optimizer import opt_state_difference as opt_state_difference
 from ._settings import check_all_reduce as check_all_reduce
+from ._settings import check_at_once as check_at_once
 from ._settings import check_axis_name as check_axis_name
 from ._settings import check_count as check_count
 from ._settings import check_delayed as check_delayed

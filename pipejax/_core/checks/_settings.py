@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axes, is_attached
+from pipejax.codecs import Linear
 from pipejax.collectives import AllReduce, Schedule, has_reduce_scatter
 
 
@@ -72,6 +73,32 @@ def check_delayed(delayed: Any, width: int, *, sharded: bool) -> Any:
             " and needs all gradients at once. Leave out one of the two."
         )
     return delayed
+
+
+def check_at_once(
+    at_once: Any, delayed: Any, width: int, *, sharded: bool
+) -> Linear | None:
+    """Returns the codec `at_once`, or `None` where nothing is delayed.
+
+    Raises a `ValueError` unless it is a linear codec without error feedback, or with
+    another choice of what is delayed, or with a sharded optimizer.
+    """
+    if at_once is None:
+        return None
+    # Of a scaled sample, or of what error feedback has added, nothing may be delayed.
+    if not isinstance(at_once, Linear) or not at_once.needs_feedback:
+        raise ValueError(
+            "`at_once` must be a linear codec that keeps a part of the gradients, and"
+            f" must have no error feedback: the rest is sent anyway; got {at_once!r}."
+            " Choose pj.codecs.power_sgd(4, key)."
+        )
+    if sharded or delayed is not None:
+        other = "shard_optimizer=True" if sharded else "`delayed`"
+        raise ValueError(
+            f"`at_once` must be None with {other}, got {at_once!r}. Leave out one of"
+            " the two."
+        )
+    return at_once if width > 1 else None
 
 
 def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:

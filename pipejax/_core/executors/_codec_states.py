@@ -29,17 +29,20 @@ def codec_states(
     late, at_once = phases[-1].empty_messages(
         state.trainable.whole_params, None, shards
     )
-    # A warm-up has the all-reduce of the phase that follows it.
-    different = {id(phase.all_reduce): phase for phase in phases}
 
-    def of(like: Message) -> CodecStates:
+    def of(like: Message, phases: Sequence[StepConfig]) -> CodecStates:
         like = like._replace(passengers=None)
         states: CodecStates = {}
-        for phase in different.values():
+        # A warm-up has the all-reduce of the phase that follows it.
+        for phase in {id(phase.all_reduce): phase for phase in phases}.values():
             states |= codec_states_of(phase.at(reduction_mesh), like, abstract=abstract)
         return states
 
-    return joined_states(of(late), {} if at_once is None else of(at_once))
+    if at_once is None:
+        return of(late, phases)
+    return joined_states(
+        of(late, phases), of(at_once, [phase.at_once for phase in phases])
+    )
 
 
 def codec_states_of(

@@ -26,7 +26,7 @@ from pipejax._core.step import (
 from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import ModelState, Specs, Tree
-from pipejax.collectives import AllReduce
+from pipejax.collectives import AllReduce, psum
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,6 +62,16 @@ class StepConfig:
         return self.all_reduce.on(self.mesh)
 
     @functools.cached_property
+    def at_once(self) -> "StepConfig":
+        """Returns the configuration whose all-reduce sums what is not delayed."""
+        codec = self.step.settings.at_once
+        if codec is None:
+            return self
+        # `psum(codec)` would warn of what the codec loses, which is sent later.
+        all_reduce = dataclasses.replace(psum(), codec=codec)
+        return dataclasses.replace(self, all_reduce=all_reduce)
+
+    @functools.cached_property
     def data(self) -> NamedSharding:
         """Returns the sharding of a batch, which is split over `axis_name`."""
         return NamedSharding(self.mesh, P(self.axis_name))
@@ -83,7 +93,7 @@ class StepConfig:
 
         def make() -> tuple[Message, Message | None]:
             whole = empty_message(settings, params, model_state, shards)
-            return parted(settings.delayed, params, whole)
+            return parted(settings, params, whole)
 
         return jax.eval_shape(self.on_mesh(make, (), P()))
 

@@ -47,7 +47,7 @@ from ._config import StepConfig
 from ._interleave import interleave
 from ._options import Options, options_for
 from ._own_collectives import spans_cpu_processes
-from ._run_exchange import run_at_once
+from ._run_exchange import delayed_part, run_at_once
 from ._thread import join, submit
 
 
@@ -154,17 +154,20 @@ class Fused:
             fresh, computed = step.compute(state, in_flight, inputs)
             # Gradients that are not delayed are exchanged beside the rest of the
             # backward pass, as at width 1.
-            return fresh, computed, *run_at_once(config, computed, others)
+            at_once, after = run_at_once(config, computed, others)
+            if at_once is not None:
+                fresh = delayed_part(config, fresh, at_once)
+            return fresh, computed, at_once, after
 
         if config.width == 1:
-            fresh, computed, *rest = compute(state, in_flight, inputs)
+            fresh, computed, at_once, others = compute(state, in_flight, inputs)
             exchange = step.exchange(trained, fresh, valid, config.sums_by)
             reduced, after = exchange.run(before)
         else:
             oldest = in_flight.pending[0]
             exchange = step.exchange(trained, oldest, valid, config.sums_by)
             # The sum that is due needs nothing of the compute, which hides it.
-            value, after, (fresh, computed, *rest) = interleave(
+            value, after, computed_at_once = interleave(
                 exchange.start,
                 before,
                 exchange.stages,
@@ -172,8 +175,8 @@ class Fused:
                 *(state, in_flight, inputs),
                 early=exchange.early,
             )
+            fresh, computed, at_once, others = computed_at_once
             reduced, after = exchange.finish(value, after, before)
-        at_once, others = rest
         state, info = step.apply(state, computed, reduced, at_once)
         queue = shift(in_flight, fresh, joined_states(after, others))
         state = config.result(state, computed, reduced.sum.changes)

@@ -120,7 +120,10 @@ class Host:
         fresh, computed = self._programs.compute(common, _bare(in_flight), inputs)
         before, others = parted_states(in_flight.codec_states)
         # The thread is given this first, because the step waits for it.
-        waits_for = self._begin_at_once(computed, others)
+        at_once, waits_for = None, self._begin_at_once(computed, others)
+        if waits_for is not None and self.config.step.settings.at_once is not None:
+            at_once, others = self._waited(waits_for)
+            fresh, waits_for = self._programs.delayed(fresh, at_once), None
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
         first, *later = self._exchanges(state, before, pending, fresh)
@@ -130,9 +133,8 @@ class Host:
         # run.
         base = Base(states, reduced.updated)
         self._begun[:] = [x._replace(base=base) for x in later[:1]] + later[1:]
-        at_once = None
         if waits_for is not None:
-            at_once, others = waits_for.result()
+            at_once, others = self._waited(waits_for)
         args = computed._replace(at_once=None), reduced, at_once, in_flight.filled
         common, filled, info = self._update(common, *args)
         queue = InFlight(pending[1:], filled, joined_states(states, others))
@@ -249,7 +251,7 @@ class Host:
         if computed.at_once is None:
             return None
         args = None, computed.at_once, states, valid_at_once()
-        return _submitted(self._programs.exchange, *args)
+        return _submitted(self._programs.exchange_at_once, *args)
 
     def _update(
         self,
@@ -306,8 +308,13 @@ class Host:
 
     def _result(self, exchange: Begun) -> tuple[Reduced, CodecStates]:
         """Waits for a reduced message and the codec states after it."""
+        return self._waited(exchange.result)
+
+    def _waited(
+        self, result: Future[tuple[Reduced, CodecStates]]
+    ) -> tuple[Reduced, CodecStates]:
         try:
-            return exchange.result.result()
+            return result.result()
         except Exception:
             self._begun.clear()
             raise

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Reduced, emptied, entered
+from pipejax._core.message import Message, Reduced, emptied, entered
 from pipejax._core.step import (
     Common,
     Computed,
@@ -21,7 +21,7 @@ from pipejax._internal.mesh import on_mesh_by
 from pipejax._internal.types import Specs
 
 from ._config import StepConfig
-from ._run_exchange import RunExchange, make_exchange
+from ._run_exchange import RunExchange, delayed_part, make_exchange
 
 
 class Programs(NamedTuple):
@@ -30,6 +30,8 @@ class Programs(NamedTuple):
     Attributes:
       compute: Makes the message of a batch.
       exchange: Exchanges a message on the communication thread, and waits for it.
+      exchange_at_once: Does so with what is not delayed.
+      delayed: Makes the message that is delayed, after the other was exchanged.
       update: Applies a reduced message, and counts the messages in the queue.
       empty: Makes an empty queue of the form of another.
       gather: Gathers parameters as they are, where devices have pieces of them, and
@@ -38,6 +40,8 @@ class Programs(NamedTuple):
 
     compute: jax.stages.Wrapped
     exchange: RunExchange
+    exchange_at_once: RunExchange
+    delayed: jax.stages.Wrapped
     update: jax.stages.Wrapped
     empty: jax.stages.Wrapped
     gather: Callable[[Trainable], Trainable]
@@ -65,6 +69,9 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
         state = config.result(state, computed, reduced.sum.changes)
         return state, entered(filled, config.width - 1), info
 
+    def delayed(message: Message, at_once: Reduced) -> Message:
+        return delayed_part(config, message, at_once)
+
     def gather(trained: Trainable) -> Trainable:
         assert config.step.gather is not None
         return config.step.gather(trained, config.sums_by)
@@ -82,6 +89,8 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
             in_shardings=(None, None, config.inputs),
         ),
         exchange=make_exchange(config, reduction_mesh),
+        exchange_at_once=make_exchange(config.at_once, reduction_mesh),
+        delayed=jax.jit(config.on_mesh(delayed, (own, whole), own)),
         update=jax.jit(
             config.on_state(update, (P(), P(), P(), own)),
             donate_argnums=(0,) if config.donate else (),

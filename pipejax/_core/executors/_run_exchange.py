@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, Reduced, Valid, valid_at_once
-from pipejax._core.step import Computed, Trainable, data_specs
+from pipejax._core.step import Computed, Trainable, data_specs, without
 from pipejax._internal.mesh import on_mesh_by
 from pipejax._internal.types import CodecStates, Specs
 
@@ -44,9 +45,15 @@ def run_at_once(
     """Exchanges the gradients that are not delayed, inside a program of a step."""
     if computed.at_once is None:
         return None, states
-    message, valid = computed.at_once, valid_at_once()
-    exchange = config.step.exchange(None, message, valid, config.sums_by.unmerged())
-    return exchange.run(states)
+    all_reduce, valid = config.at_once.sums_by.unmerged(), valid_at_once()
+    return config.step.exchange(None, computed.at_once, valid, all_reduce).run(states)
+
+
+def delayed_part(config: StepConfig, message: Message, at_once: Reduced) -> Message:
+    """Returns what is delayed of a message, after an exchange at once."""
+    if config.step.settings.at_once is None:
+        return message
+    return without(message, at_once, lax.axis_size(config.axis_name))
 
 
 def exchange_on_mesh(config: StepConfig) -> RunExchange:

@@ -9,9 +9,9 @@ from ._check_state import check_optimizer_of as check_optimizer_of
 from ._check_state import check_pending as check_pending
 from ._check_state import check_state as check_state
 from ._check_state import is_deleted as is_deleted
-from ._delayed import Delayed as Delayed
 from ._delayed import delays as delays
 from ._delayed import parted as parted
+from ._delayed import without as without
 from ._gradient import empty_message as empty_message
 from ._info import StepInfo as StepInfo
 from ._info import mean_info as mean_info
@@ -34,6 +34,7 @@ from ._state import state_data_specs as state_data_specs
 from ._state import state_of as state_of
 from ._state import without_trainable as without_trainable
 from ._step import Computed as Computed
+from ._step import Delayed as Delayed
 from ._step import Rule as Rule
 from ._step import Settings as Settings
 from ._step import Step as Step

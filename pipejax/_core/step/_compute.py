@@ -43,7 +43,7 @@ def compute(
 
     def empty() -> Message:
         message = empty_message(settings, whole, state.model_state, shards)
-        return parted(settings.delayed, whole, message)[0]
+        return parted(settings, whole, message)[0]
 
     check_pending(jax.eval_shape(empty), in_flight)
     if length := len(in_flight.pending):
@@ -64,7 +64,7 @@ def compute(
         settings, params, model_state, key, inputs, shards
     )
     check_room(message, in_flight)
-    message, at_once = parted(settings.delayed, whole, message)
+    message, at_once = parted(settings, whole, message)
     return message, Computed(counters, rng, state.step + 1, at_once)
 
 

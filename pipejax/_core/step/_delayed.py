@@ -10,26 +10,31 @@ $$w_t = w_{t-1} - u(g_{t-K}^{delayed}, g_{t-1}^{at once})$$
 Where one of the two has not arrived, or is not finite, its parameters and their part of
 the optimizer's state stay as they are. This is so in the first K-1 steps for what is
 delayed, and in a drain for what is not.
+
+`at_once` of `make_train_step` divides every gradient. Let L be what a linear codec,
+such as PowerSGD, keeps of the sum over devices. It is exchanged at once, in a few
+bytes. The rest is delayed, and the update is given
+
+$$w_t = w_{t-1} - u(L_{t-1} + (g - L)_{t-K})$$
+
+Directions in which devices agree, among them those of large curvature, have no delay
+then. Over a run, the sum of all gradients is that of synchronous training.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.message import Message, Passengers
+from pipejax._core.message import Message, Passengers, Reduced, with_constraints
 from pipejax._core.prediction import Mean
 from pipejax._internal.structures import like_optimizer, no_leaf, of_leaves
 from pipejax._internal.types import Tree
 
 from ._state import Trainable
-
-Delayed = Callable[[optax.Params], Tree] | Tree | None
-"""A pytree of bools of which the parameters have the structure, or its beginning, or a
-function from parameters to it. `None` delays all."""
+from ._step import Delayed, Settings
 
 
 def delays(delayed: Delayed, params: optax.Params) -> Tree:
@@ -64,30 +69,51 @@ def delays(delayed: Delayed, params: optax.Params) -> Tree:
 
 
 def parted(
-    delayed: Delayed, params: optax.Params, message: Message
+    settings: Settings, params: optax.Params, message: Message
 ) -> tuple[Message, Message | None]:
     """Returns the part of a message that is delayed, and that exchanged at once.
 
-    Metrics and changes of model state are delayed. Loss and weight go with both.
+    Metrics and changes of model state are delayed. Loss and weight go with both. If a
+    codec is to be exchanged at once, both have all gradients, until `without`.
     """
-    flags = delays(delayed, params)
+    flags = delays(settings.delayed, params)
+    if settings.at_once is not None:
+        return message, _at_once(message, message.gradients)
     if all(jax.tree.leaves(flags)):
         return message, None
     late = jax.tree.map(lambda flag, g: g if flag else None, flags, message.gradients)
     rest = jax.tree.map(lambda flag, g: None if flag else g, flags, message.gradients)
 
-    def shards_of(part: Tree) -> Any:
-        kept = of_leaves(message.shards.params, message.gradients, part)
-        return dataclasses.replace(message.shards, params=kept)
+    delayed = message._replace(gradients=late, shards=_shards_of(message, late))
+    return delayed, _at_once(message, rest)
 
+
+def _at_once(message: Message, gradients: optax.Updates) -> Message:
     passengers = message.passengers
-    at_once = Message(
-        gradients=rest,
+    return Message(
+        gradients=gradients,
         changes=no_leaf(message.changes),
         passengers=Passengers.of(passengers.loss, None, passengers.weight),
-        shards=dataclasses.replace(shards_of(rest), changes=()),
+        shards=dataclasses.replace(_shards_of(message, gradients), changes=()),
     )
-    return message._replace(gradients=late, shards=shards_of(late)), at_once
+
+
+def _shards_of(message: Message, part: Tree) -> Any:
+    kept = of_leaves(message.shards.params, message.gradients, part)
+    return dataclasses.replace(message.shards, params=kept)
+
+
+def without(message: Message, at_once: Reduced, devices: int) -> Message:
+    """Returns a message without this device's share of what was exchanged at once.
+
+    The sum over devices is then that of the messages, less the reduced one.
+    """
+
+    def less(own: jax.Array, total: jax.Array) -> jax.Array:
+        return own - (total / devices).astype(own.dtype)
+
+    gradients = jax.tree.map(less, message.gradients, at_once.sum.gradients)
+    return with_constraints(message._replace(gradients=gradients))
 
 
 def held(

@@ -32,15 +32,18 @@ from pipejax._core.prediction import CODE
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import Keys, Tree
+from pipejax.codecs import Linear
 from pipejax.collectives import AllReduce
 
-from ._delayed import Delayed
 from ._info import StepInfo
 from ._inputs import Inputs
 from ._loss import Loss
 from ._state import Common, Trainable
 
 Rule = Literal["linearized", "own", False]
+Delayed = Callable[[optax.Params], Tree] | Tree | None
+"""A pytree of bools of which the parameters have the structure, or its beginning, or a
+function from parameters to it. `None` delays all."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,6 +52,8 @@ class Settings:
 
     Attributes:
       axis_name: Mesh axis of the data, or a tuple of axes.
+      at_once: The linear codec that chooses what is exchanged at once of every
+        gradient, or `None`.
       branches: Whether an update that is not applied is not computed either. This suits
         CPUs. Accelerators select from both results, without waiting for the host.
       delayed: The parameters whose gradients are delayed. `None` delays all.
@@ -63,6 +68,7 @@ class Settings:
     loss_fn: Loss
     tx: optax.GradientTransformation
     axis_name: AxisName
+    at_once: Linear | None = None
     branches: bool = True
     explicit: tuple[str, ...] = ()
     microbatches: int = 1

@@ -72,7 +72,7 @@ def apply(
         if message.gradients is None:  # the exchange has updated the others
             return learned, new
         flags = delays(settings.delayed, learned.params)
-        if all(jax.tree.leaves(flags)):
+        if rest is None and all(jax.tree.leaves(flags)):
             return advanced(settings.tx, learned, message, devices), new
         old = unmoved(state.model_state, counters, message.changes)
         late = Part(message, due)
@@ -159,12 +159,21 @@ def advanced_in_parts(
     if rest is not None:
         fresh = rest.applies
         others, newer = _applied(rest, params, devices)
-        gradients = jax.tree.map(
-            lambda _, g, other: other if g is None else g, params, gradients, others
-        )
+        gradients = jax.tree.map(_together, params, gradients, others)
         loss = jnp.where(late.applies, loss, newer)
     new = _advanced_by(tx, trainable, gradients, loss)
+    if all(jax.tree.leaves(flags)):  # every parameter has both
+        return new
     return held(flags, late.applies, fresh, new, trainable)
+
+
+def _together(
+    _: jax.Array, late: jax.Array | None, at_once: jax.Array | None
+) -> jax.Array | None:
+    """Returns the sum of two parts of a gradient, of which one may be missing."""
+    if late is None or at_once is None:
+        return at_once if late is None else late
+    return late + at_once
 
 
 def _applied(
@@ -254,9 +263,7 @@ def _info(reduced: Reduced, at_once: Reduced | None, devices: int) -> StepInfo:
     # Under `jax_debug_nans`, JAX raises an error at any NaN, even if the NaN only says
     # that nothing has arrived.
     nothing = 0.0 if jax.debug_nans.value else jnp.nan
-    norm = mean_of(reduced.norm, message, devices)
-    if at_once is not None:
-        norm = jnp.hypot(norm, mean_of(at_once.norm, at_once.sum, devices))
+    norm = _norm(reduced, at_once, devices)
     loss, metrics = jax.tree.map(
         lambda x: mean_of(x, message, devices), (passengers.loss, passengers.metrics)
     )
@@ -273,6 +280,29 @@ def _info(reduced: Reduced, at_once: Reduced | None, devices: int) -> StepInfo:
         skipped=arrived,
         grad_norm=norm,
     )
+
+
+def _norm(reduced: Reduced, at_once: Reduced | None, devices: int) -> jax.Array:
+    """Returns the norm of the gradient that the optimizer is given."""
+    norm = mean_of(reduced.norm, reduced.sum, devices)
+    if at_once is None:
+        return norm
+    other = mean_of(at_once.norm, at_once.sum, devices)
+    # Where a parameter has both parts of a gradient, the norm is that of their sum.
+    late, rest = (
+        jax.tree.leaves(part.sum.gradients, is_leaf=lambda x: x is None)
+        for part in (reduced, at_once)
+    )
+    pairs = [
+        (a, b) for a, b in zip(late, rest, strict=True) if not (a is None or b is None)
+    ]
+    inner = sum((_inner(a, b) for a, b in pairs), start=jnp.float32(0))
+    inner = mean_of(mean_of(inner, reduced.sum, devices), at_once.sum, devices)
+    return jnp.sqrt(jnp.maximum(norm**2 + other**2 + 2 * inner, 0))
+
+
+def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32))
 
 
 def select(predicate: jax.Array, new: Any, old: Any) -> Tree:

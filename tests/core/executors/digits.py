@@ -68,7 +68,8 @@ class Appending:
         del trainable
         return averaging(message, valid.message, all_reduce, "data")
 
-    def apply(self, state, computed, reduced):
+    def apply(self, state, computed, reduced, at_once):
+        del at_once
         self.traced.append("apply")
         digit = reduced.sum.gradients["digit"]
         digit = lax.pmean(digit, "data") if self.own == "apply" else digit

@@ -17,7 +17,7 @@ def arguments(programs, config):
     message, computed = programs.compute(common_of(state), in_flight, batch_of(3))
     reduced = jax.eval_shape(lambda: Reduced.of(message, True))
     zeros = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), reduced)
-    return common_of(state), computed, zeros, in_flight._replace(pending=())
+    return common_of(state), computed, zeros, None, in_flight.filled
 
 
 @pytest.mark.parametrize("own", [None, "compute", "apply"])

@@ -1,0 +1,278 @@
+"""Tests what a codec keeps of each gradient, exchanged at once, against a recursion."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
+from pipejax import checkpoint, codecs, collectives
+from pipejax._core.message import parted_states
+
+from ...grid import grid
+from ...helpers import (
+    OPTIMIZERS,
+    assert_bits_equal,
+    batches,
+    init_params,
+    loss_fn,
+    trajectory,
+)
+from ...reference import mean, split
+from ...train_step.refusals import refused
+
+FULL = pytest.mark.full
+WORKERS, STEPS = 4, 6
+KEY = jax.random.key(1)
+RANK_1, ALL_RANKS = codecs.power_sgd(1, KEY), codecs.power_sgd(7, KEY)
+FEEDBACK = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
+MATRICES = {"hidden": (5, 7), "out": (7, 3)}
+
+
+def make(tx=OPTIMIZERS["adamw"], *, loss=loss_fn, devices=WORKERS, **settings):
+    settings = {"at_once": RANK_1, "mesh": pj.data_mesh(devices)} | settings
+    return pj.make_train_step(loss, tx, **settings)
+
+
+def first_factors(train):
+    """Returns the random factors of the codec before the first step."""
+    _, states = parted_states(train.init(init_params()).in_flight.codec_states)
+    vector = np.asarray(states["psum"]).reshape(WORKERS, -1)[0]
+    ends = np.cumsum([columns for _, columns in MATRICES.values()])
+    parts = np.split(vector, ends[:-1])
+    return {name: part[:, None] for name, part in zip(MATRICES, parts, strict=True)}
+
+
+def kept(gradient, factors):
+    """Returns the part of rank 1 of a gradient, and the next factors."""
+    part, after = dict(gradient), {}
+    for name in MATRICES:
+        matrix = np.asarray(gradient[name], np.float64)
+        p = matrix @ factors[name]
+        p /= np.linalg.norm(p)
+        after[name] = matrix.T @ p
+        part[name] = (p @ after[name].T).astype(np.float32)
+    return part, after
+
+
+def by_hand(tx, data, factors, *, width, warmup_steps=0):
+    """Returns the parameters after every step and after the drain."""
+    grad = jax.jit(jax.grad(loss_fn))
+    w = init_params()
+    s, queue, history = tx.init(w), [], []
+
+    def update(g, s, w):
+        u, s = tx.update(g, s, w)
+        return optax.apply_updates(w, u), s
+
+    for t, batch in enumerate(data):
+        g = mean([grad(w, share) for share in split(batch, WORKERS)])
+        part, factors = kept(g, factors)
+        queue.append(jax.tree.map(np.subtract, g, part))
+        if t < warmup_steps or len(queue) == width:
+            part = jax.tree.map(np.add, part, queue.pop(0))
+        w, s = update(part, s, w)
+        history.append(w)
+    for rest in queue:
+        w, s = update(rest, s, w)
+    return [*history, w]
+
+
+@grid(
+    1,
+    name=["momentum", "adamw", "clip+adamw"],
+    width=[2, 3],
+    executor=["fused", "host"],
+    warmup_steps=[0, 2],
+)
+def test_training_equals_the_recursion_by_hand(name, width, executor, warmup_steps):
+    tx, data = OPTIMIZERS[name], batches(STEPS)
+    train = make(tx, width=width, executor=executor, warmup_steps=warmup_steps)
+    expected = by_hand(
+        tx, data, first_factors(train), width=width, warmup_steps=warmup_steps
+    )
+    found = trajectory(train, init_params(), data)
+    # Adam divides by the square root of squares, which are close to 0 at first.
+    chex.assert_trees_all_close(found, expected, rtol=0, atol=4e-5)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_all_ranks_at_once_are_synchronous_training(executor):
+    train = make(OPTIMIZERS["momentum"], at_once=ALL_RANKS, executor=executor)
+    found = trajectory(train, init_params(), batches(STEPS), drain=False)
+    wanted = trajectory(train.plain, init_params(), batches(STEPS), drain=False)
+    chex.assert_trees_all_close(found, wanted, rtol=0, atol=2e-6)
+
+
+def test_gradients_are_not_predicted():
+    """The loss of a step is that at its own parameters."""
+    train, data = make(), batches(4)
+    state = train.init(init_params())
+    assert state.mean is None
+    points = []
+    for number, batch in enumerate(data):
+        points.append(float(loss_fn(state.params, batch)))
+        state, info = train.step(state, batch)
+        if number:
+            assert float(info.loss) == pytest.approx(points[-2], rel=1e-5)
+
+
+SETTINGS = {
+    "default": {},
+    "width 3": {"width": 3},
+    "codec": {"all_reduce": FEEDBACK},
+    "acp_sgd": {"at_once": codecs.acp_sgd(1, KEY)},
+    "random_k": {"at_once": codecs.random_k(0.2, KEY, scaled=False)},
+    "microbatches": {"microbatches": 2},
+    "donated": {"donate": True},
+    "bfloat16": {"reduce_dtype": jnp.bfloat16},
+    "warm-up": {"warmup_steps": 2},
+}
+
+
+@grid(1, name=SETTINGS)
+def test_both_executors_have_the_same_bits(name):
+    def run(executor):
+        train = make(executor=executor, **SETTINGS[name])
+        return trajectory(train, init_params(), batches(STEPS))[-1]
+
+    assert_bits_equal(run("fused"), run("host"))
+
+
+def test_norm_equals_the_gradient_of_the_optimizer():
+    def init(params):
+        del params
+        return jnp.zeros(())
+
+    def note(updates, state, params=None):
+        del state, params
+        return updates, optax.tree.norm(updates)
+
+    noting = optax.GradientTransformation(init, note)
+    train = make(optax.chain(noting, optax.sgd(0.1)))
+    state = train.init(init_params())
+    for t, batch in enumerate(batches(5)):
+        state, info = train.step(state, batch)
+        if t:
+            assert info.grad_norm == pytest.approx(float(state.opt_state[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_batch_with_nan_is_skipped_and_forgotten(executor):
+    data = batches(6)
+    data[2]["x"][0, 0] = np.nan
+    train, skipped = make(executor=executor), []
+    state = train.init(init_params())
+    for batch in data:
+        state, info = train.step(state, batch)
+        skipped.append(int(info.skipped))
+    # Both parts of the gradient are skipped, in this step and in the next.
+    assert skipped == [0, 0, 1, 2, 2, 2]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    assert len(set(pj.replica_digest(state).values())) == 1
+
+
+def test_weights_divide_both_parts():
+    """Devices of other weights give the step of one device with the whole batch."""
+
+    def loss(params, batch):
+        error = (batch["x"] @ params["w"] - batch["y"]) ** 2
+        count = batch["keep"].sum()
+        value = (error.sum(-1) * batch["keep"]).sum() / jnp.maximum(count, 1)
+        return value, pj.Aux(weight=count)
+
+    rng = np.random.default_rng(0)
+    data = [
+        {
+            "x": rng.normal(size=(8, 3)).astype(np.float32),
+            "y": rng.normal(size=(8, 2)).astype(np.float32),
+            "keep": np.float32([1, 0, 1, 1, 0, 0, 1, 1]),
+        }
+        for _ in range(4)
+    ]
+
+    def run(devices, **settings):
+        train = make(optax.sgd(0.1), loss=loss, devices=devices, **settings)
+        state = train.init({"w": np.ones((3, 2), np.float32)}, batch=data[0])
+        for batch in data:
+            state, _ = train.step(state, batch)
+        return train.drain(state)[0].params
+
+    chex.assert_trees_all_close(run(4), run(1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("executor", ["fused", pytest.param("host", marks=FULL)])
+def test_groups_exchange_the_ranks_of_their_shards(executor):
+    """With all ranks, groups train synchronously."""
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    places = {"hidden": P(None, "fsdp"), "bias": P("fsdp"), "out": P("fsdp")}
+    params = init_params() | {"out": np.ones((8, 3), np.float32) / 3}
+    params |= {"hidden": np.ones((5, 8), np.float32) / 4}
+    params |= {"bias": np.zeros(8, np.float32)}
+    sharded = {
+        name: jax.device_put(leaf, NamedSharding(mesh, places[name]))
+        for name, leaf in params.items()
+    }
+    train = make(
+        OPTIMIZERS["momentum"],
+        mesh=mesh,
+        axis_name="host",
+        executor=executor,
+        at_once=ALL_RANKS,
+    )
+    found = trajectory(train, sharded, batches(4), drain=False)[-1]
+    alone = make(OPTIMIZERS["momentum"], devices=2, width=1)
+    wanted = trajectory(alone, params, batches(4), drain=False)[-1]
+    chex.assert_trees_all_close(found, wanted, rtol=0, atol=4e-6)
+
+
+def test_restored_run_continues_bit_for_bit(tmp_path):
+    train, data = make(), batches(6)
+    state = train.init(init_params())
+    for batch in data[:3]:
+        state, _ = train.step(state, batch)
+    with checkpoint.manager(tmp_path / "run") as manager:
+        checkpoint.save(manager, state)
+        manager.wait_until_finished()
+        fresh = make()
+        restored = checkpoint.restore(manager, fresh, fresh.init(init_params()))
+    ends = []
+    for step, last in ((train, state), (fresh, restored.state)):
+        state = last
+        for batch in data[3:]:
+            state, _ = step.step(state, batch)
+        ends.append(jax.device_get(step.drain(state)[0].params))
+    assert_bits_equal(*ends)
+
+
+def test_transfers_list_the_rounds_of_the_codec_first():
+    train = make()
+    found = train.transfers(train.abstract_state(init_params()), batches(1)[0])
+    # P of both matrices, and then Q, the bias and the loss.
+    assert [x.bytes for x in found[:2]] == [4 * (5 + 7), 4 * (7 + 3 + 7 + 1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"at_once": codecs.int8()}, "`at_once` must be a linear codec"),
+        ({"at_once": 4}, "`at_once` must be a linear codec"),
+        (
+            {"at_once": codecs.error_feedback(RANK_1)},
+            "`at_once` must be a linear codec .* no error feedback",
+        ),
+        (
+            {"at_once": codecs.random_k(0.5, KEY)},
+            "`at_once` must be a linear codec that keeps a part",
+        ),
+        ({"shard_optimizer": True}, "`at_once` must be None with shard_optimizer=True"),
+        ({"delayed": {"hidden": True}}, "`at_once` must be None with `delayed`"),
+    ],
+)
+def test_unfit_settings_are_refused(settings, says):
+    with refused(says):
+        make(**settings)
