@@ -35,6 +35,7 @@ WITH_CODE = [
     "docs/convergence.md",
 ]
 SLOW = [
+    "docs/coming_from_nnx.md",  # tests/flax/test_nnx.py trains such a model
     "docs/coming_from_equinox.md",
     "docs/coming_from_linen.md",
     "docs/coming_from_pmap.md",

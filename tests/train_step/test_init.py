@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
@@ -24,8 +23,7 @@ def noting(params, batch, *, model_state, rng):
     return loss, pj.Aux({"twice": 2 * loss}, after, batch.size)
 
 
-@pytest.mark.parametrize("feedback", [0.0, 0.5])
-@pytest.mark.parametrize("dtype", [np.dtype("float32"), jnp.dtype("bfloat16")])
+@grid(1, dtype=[np.dtype("float32"), jnp.dtype("bfloat16")], feedback=[0.0, 0.5])
 def test_first_state_equals_arrays_by_hand(dtype, feedback):
     """At width 3 there is room for two messages, with one row for each device.
 

@@ -111,8 +111,7 @@ def mesh_of(groups=2, inner=2):
     )
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("executor", ["fused", "host"])
+@grid(1, executor=["fused", "host"], sharded=[False, True])
 def test_array_stays_sharded_inside_groups(executor, sharded):
     mesh, seen = mesh_of(), []
     data, shared = batches(4), teachers(4)
@@ -318,8 +317,7 @@ def test_batch_with_a_shared_row_is_pointed_here():
 # Tests of `whole_params`.
 
 
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+@grid(1, dtype=[None, jnp.bfloat16], width=[1, 2])
 def test_whole_parameters_equal_unsharded_parameters(width, dtype):
     data = batches(3)
     found = []
@@ -372,8 +370,7 @@ def played_by_hand(data, devices, width, rate):
     return params, state
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("width", [1, 2])
+@grid(1, width=[1, 2], devices=[1, 4])
 def test_two_train_steps_hand_on_one_model_state(devices, width):
     data = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
     steps = [

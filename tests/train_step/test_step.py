@@ -42,7 +42,7 @@ def reference(name, workers, width, warmup_steps):
     )
 
 
-@grid(width=[1, 2, 3, 4], devices=[1, 2, 4, 8], name=OPTIMIZERS, warmup_steps=[0, 3])
+@grid(1, width=[1, 2, 3, 4], devices=[1, 2, 4, 8], name=OPTIMIZERS, warmup_steps=[0, 3])
 def test_plain_delay_equals_the_recursion_by_hand(width, devices, name, warmup_steps):
     train = pj.make_train_step(
         loss_fn,

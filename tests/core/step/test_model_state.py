@@ -14,6 +14,7 @@ import pipejax as pj
 from pipejax import checkpoint
 from pipejax._core.step._model_state import averaged
 
+from ...grid import grid
 from ...train_step.refusals import refused
 
 FULL = pytest.mark.full
@@ -153,8 +154,7 @@ def test_model_state_equals_the_recursion_by_hand(width, settings):
         assert found[-1]["spectrum"].sharding.spec == P("fsdp")
 
 
-@pytest.mark.parametrize("predicts", [True, False])
-@pytest.mark.parametrize("width", [2, 3])
+@grid(1, width=[2, 3], predicts=[True, False])
 def test_replaced_value_follows_the_synchronous_twin(width, predicts):
     """It arrives `width - 1` steps late, and neither oscillates nor grows."""
     shares = data(2, 9)
