@@ -42,6 +42,8 @@ SLOW = [
     "docs/compression.md",
     "docs/timing.md",
     "docs/convergence.md",
+    "docs/overlap.md",  # tests/overlap has such a program
+    "docs/sharded_optimizer.md",  # tests/core/step/test_zero1.py has such a step
 ]
 RUN_ELSEWHERE = [
     "docs/many_hosts.md",  # tests/launch/test_script.py
@@ -66,7 +68,7 @@ def test_documents_run_from_top_to_bottom(path):
     run_python(code)
 
 
-@pytest.mark.parametrize("path", WITH_CODE)
+@pytest.mark.parametrize("path", WITH_CODE + RUN_ELSEWHERE)
 def test_code_of_documents_calls_pipejax_by_its_names(path):
     """The quick run does not run slow documents, but every name in them exists."""
     found = list(uses("\n".join(fences(path, "python"))))

@@ -71,7 +71,7 @@ def test_frozen_parameters_are_not_sent_between_processes(ask):
     assert found == bits(run(frozen_step(), 4).params)
 
 
-@pytest.mark.one_python
+@FULL  # in the quick run, tests/internal/test_leaving.py and tests/launch
 def test_process_interrupted_in_a_wait_leaves(tmp_path):
     group, end = Group(2), time.monotonic() + 120
     with contextlib.closing(group):
@@ -159,7 +159,7 @@ def goes_on(folder, devices):
     return bits(run(train, 4, state).params)
 
 
-@grid(1, name=["sync batch norm", "scalar", "optimizer"], width=[1, 2, 3])
+@grid(0, name=["sync batch norm", "scalar", "optimizer"], width=[2, 1, 3])
 def test_own_collectives_of_two_processes_have_the_bits_of_one(ask, name, width):
     """The step runs in one program, and gives the bits of one process."""
     first, second = ask("own_collective", name, width)

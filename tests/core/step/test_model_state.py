@@ -134,10 +134,12 @@ def states(train, shares, state):
         pytest.param(3, {"weight_prediction": False}, marks=FULL),
         pytest.param(3, {"weight_prediction": False, "executor": "host"}, marks=FULL),
         (2, {"shard_optimizer": True}),
-        (3, {"shard_optimizer": True, "weight_prediction": False}),
+        pytest.param(
+            3, {"shard_optimizer": True, "weight_prediction": False}, marks=FULL
+        ),
         (2, {"microbatches": 2}),
         pytest.param(1, {"microbatches": 2}, marks=FULL),
-        (3, {"grouped": True}),
+        pytest.param(3, {"grouped": True}, marks=FULL),
         pytest.param(2, {"grouped": True, "weight_prediction": False}, marks=FULL),
         (2, {"grouped": True, "shard_optimizer": True}),
         pytest.param(1, {"grouped": True, "shard_optimizer": True}, marks=FULL),
