@@ -42,6 +42,8 @@ SLOW = [
     "docs/compression.md",
     "docs/timing.md",
     "docs/convergence.md",
+    "docs/coming_from_ddp.md",
+    "docs/loss.md",  # tests/train_step has such losses
     "docs/overlap.md",  # tests/overlap has such a program
     "docs/sharded_optimizer.md",  # tests/core/step/test_zero1.py has such a step
 ]

@@ -31,8 +31,9 @@ OPTIMIZERS, PROGRAMS, WAYS = _optimizers.OPTIMIZERS, _programs.PROGRAMS, _compar
 REFUSED = [(name, way) for name in OPTIMIZERS for way in OPTIMIZERS[name].refused]
 # The programs whose train steps share inputs.
 SHARED = [*PROGRAMS][8:]
-# Linear, with moments, and by parts with matrices in one of them.
-FEW = ("sgd, momentum", "adamw", "partition into muon and adam")
+QUICK = ("Mean teacher: distillation", "GAN: generator and discriminator")
+# Linear, and with moments.
+FEW = ("sgd, momentum", "adamw")
 
 
 def all_ways(names, quick):
@@ -58,7 +59,7 @@ def test_optimizers_train_like_a_loop_by_hand(name, way):
         PROGRAMS,
         {
             (next(iter(PROGRAMS)), "width 2 predicted"),
-            *itertools.product(SHARED, ("width 2 plain",)),
+            *itertools.product(QUICK, ("width 2 plain",)),
         },
     ),
 )
