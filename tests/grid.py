@@ -3,8 +3,8 @@ Makes grids of cases: the quick run has every pair of values, the full run all c
 
 A defect seldom needs three parameters to show: one value is enough, or two values that
 do not work together. The quick run therefore uses a covering array: a small set of
-combinations in which every two values of any two parameters meet. `make test-all` runs
-all combinations.
+combinations in which every two values of any two parameters meet, or fewer where a case
+is costly. `make test-all` runs all combinations.
 """
 
 import itertools

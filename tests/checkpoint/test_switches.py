@@ -59,7 +59,7 @@ OTHERS = each(
     [name for name in SWITCHES if name != "x64"],
     full=[
         *("no transfers", "no NaN", "no infinities", "leaks", "checks"),
-        "explicit mesh of other names",
+        *("strict dtypes", "explicit mesh of other names"),
     ],
 )
 

@@ -1,5 +1,6 @@
 """Tests inputs of the loss that all devices share."""
 
+import itertools
 import re
 
 import chex
@@ -92,7 +93,17 @@ SETTINGS = {
 }
 
 
-@grid(1, name=SETTINGS, executor=["fused", "host"])
+# The other settings do not change how the loss is called.
+QUICK = {("microbatches", "host"), ("bfloat16", "fused"), ("both", "fused")}
+
+
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else FULL)
+        for case in itertools.product(SETTINGS, ("fused", "host"))
+    ],
+)
 def test_loss_computes_as_if_every_example_had_a_copy(name, executor):
     """Each microbatch gets the whole, and `compute_dtype` casts it as the batch."""
     data, shared = batches(5), teachers(5)

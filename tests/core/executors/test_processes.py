@@ -13,7 +13,6 @@ import pytest
 import pipejax as pj
 from pipejax import checkpoint
 
-from ...grid import grid
 from ...helpers import batches, init_params, loss_fn
 from . import own_collectives, pieces, sharded, stateful
 from .group import Group
@@ -159,7 +158,9 @@ def goes_on(folder, devices):
     return bits(run(train, 4, state).params)
 
 
-@grid(0, name=["sync batch norm", "scalar", "optimizer"], width=[2, 1, 3])
+@FULL  # in the quick run, test_own_collectives.py has one process
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("name", ["sync batch norm", "scalar", "optimizer"])
 def test_own_collectives_of_two_processes_have_the_bits_of_one(ask, name, width):
     """The step runs in one program, and gives the bits of one process."""
     first, second = ask("own_collective", name, width)

@@ -175,9 +175,8 @@ PREDICTED = OPTIMIZERS | {
 }
 
 
-# One of each kind: with a sum, with sums of each array, with products, and by parts.
+# One of each kind: with sums over arrays, with products, and by parts.
 QUICK = {
-    ("clip+momentum", 3, 2, "host"),
     ("lamb", 2, 1, "fused"),
     ("products", 2, 2, "fused"),
     ("frozen", 2, 4, "fused"),
