@@ -58,8 +58,7 @@ types: .venv/ready-dev
 export ONEDNN_MAX_CPU_ISA := AVX
 MACHINE := $(shell uname -m)
 BITS := $(if $(filter x86_64,$(MACHINE)),--xla_cpu_max_isa=AVX)
-QUICKLY := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
-  --xla_cpu_parallel_codegen_split_count=1
+QUICKLY := --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1
 JAX_0_10 := $(if $(filter 11,$(shell $(PYTHON) -c 'import sys; print(sys.version_info[1])')),\
   $(if $(BITS),--xla_cpu_use_fusion_emitters=false))
 
