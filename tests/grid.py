@@ -3,8 +3,8 @@ Makes grids of cases: the quick run has every pair of values, the full run all c
 
 A defect seldom needs three parameters to show: one value is enough, or two values that
 do not work together. The quick run therefore uses a covering array: a small set of
-combinations in which every two values of any two parameters meet. `make test-all` runs
-all combinations.
+combinations in which every two values of any two parameters meet, or fewer where a case
+is costly. `make test-all` runs all combinations.
 """
 
 import itertools
@@ -21,6 +21,7 @@ def grid(strength: int = 2, /, **parameters: Iterable[Any]) -> pytest.MarkDecora
     Args:
       strength: The number of parameters whose values all meet in the quick run. 1 takes
         every value at least once, for parameters that do not affect one another.
+        0 takes the first case alone, where other quick tests have the values.
       **parameters: The values of each parameter.
 
     >>> cases = grid(a="xy", b="12", c="+-").args[1]
@@ -29,6 +30,9 @@ def grid(strength: int = 2, /, **parameters: Iterable[Any]) -> pytest.MarkDecora
     >>> cases = grid(1, a="xyz", b="12").args[1]
     >>> ["".join(case.values) for case in cases if not case.marks]
     ['x1', 'y2', 'z1']
+    >>> cases = grid(0, a="xyz", b="12").args[1]
+    >>> ["".join(case.values) for case in cases if not case.marks]
+    ['x1']
     """
     cases = itertools.product(*parameters.values())
     return pytest.mark.parametrize(list(parameters), thinned(cases, strength))
@@ -40,7 +44,7 @@ def thinned(cases: Iterable[Sequence[Any]], strength: int = 2) -> list[Any]:
 
     Args:
       cases: The cases, with a value for each parameter. Combinations may be missing.
-      strength: 2 for pairs of values, or 1 for single values.
+      strength: 2 for pairs of values, 1 for single values, or 0 for the first case.
 
     Returns:
       All cases in their order, for `pytest.mark.parametrize`.

@@ -35,12 +35,17 @@ WITH_CODE = [
     "docs/convergence.md",
 ]
 SLOW = [
+    "docs/coming_from_nnx.md",  # tests/flax/test_nnx.py trains such a model
     "docs/coming_from_equinox.md",
     "docs/coming_from_linen.md",
     "docs/coming_from_pmap.md",
     "docs/compression.md",
     "docs/timing.md",
     "docs/convergence.md",
+    "docs/coming_from_ddp.md",
+    "docs/loss.md",  # tests/train_step has such losses
+    "docs/overlap.md",  # tests/overlap has such a program
+    "docs/sharded_optimizer.md",  # tests/core/step/test_zero1.py has such a step
 ]
 RUN_ELSEWHERE = [
     "docs/many_hosts.md",  # tests/launch/test_script.py
@@ -65,7 +70,7 @@ def test_documents_run_from_top_to_bottom(path):
     run_python(code)
 
 
-@pytest.mark.parametrize("path", WITH_CODE)
+@pytest.mark.parametrize("path", WITH_CODE + RUN_ELSEWHERE)
 def test_code_of_documents_calls_pipejax_by_its_names(path):
     """The quick run does not run slow documents, but every name in them exists."""
     found = list(uses("\n".join(fences(path, "python"))))

@@ -17,7 +17,7 @@ from .epochs import by_hand
 from .reference import split
 from .test_documents import fences
 
-pytestmark = pytest.mark.one_python  # it tests what loggers are given
+pytestmark = pytest.mark.full  # tests/train_step has the metrics and the drain
 DEVICES, BATCHES, EPOCHS, EVERY = 4, 25, 2, 10
 # A stand-in for Weights & Biases, as far as the page uses it.
 WANDB = """

@@ -14,7 +14,7 @@ import pipejax as pj
 from pipejax import checkpoint
 from pipejax._core.step import _frozen
 
-from ..grid import each
+from ..grid import each, grid
 from ..helpers import assert_bits_equal
 
 BATCH = np.zeros((4, 4), np.float32)
@@ -146,8 +146,7 @@ def test_other_metrics_are_accepted_at_width_1(tmp_path):
     assert_bits_equal(*jax.device_get((found.params, state.params)))
 
 
-@pytest.mark.parametrize("was", [False, True])
-@pytest.mark.parametrize("devices", [4, 2])
+@grid(1, devices=[4, 2], was=[False, True])
 def test_changed_shard_optimizer_is_refused(tmp_path, was, devices):
     state = started(*made(METRIC, 4, shard_optimizer=was))
     rule = (

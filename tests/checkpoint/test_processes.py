@@ -9,6 +9,9 @@ from pipejax import checkpoint
 from ..core.executors.group import Group
 from .helpers import entries
 
+# In the quick run, tests/core/executors/test_processes.py saves and restores.
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def group():

@@ -40,7 +40,7 @@ SWITCHES = {
     each(
         SWITCHES,
         full=[
-            *("no transfers", "no NaN", "no infinities", "leaks", "checks"),
+            *("no transfers", "no NaN", "no infinities", "leaks", "checks", "x64"),
             "explicit mesh of other names",
         ],
     ),
@@ -59,7 +59,7 @@ OTHERS = each(
     [name for name in SWITCHES if name != "x64"],
     full=[
         *("no transfers", "no NaN", "no infinities", "leaks", "checks"),
-        "explicit mesh of other names",
+        *("strict dtypes", "explicit mesh of other names"),
     ],
 )
 
@@ -96,7 +96,7 @@ def wide(params, batch):
     return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
 
 
-@pytest.mark.parametrize("devices", [4, 2])
+@pytest.mark.parametrize("devices", each([4, 2], full=[4]))
 def test_float64_run_continues_in_float64_on_other_devices(manager, devices):
     """A run with float64 parameters continues in float64, drained on other devices."""
     with jax.enable_x64(True):

@@ -13,6 +13,7 @@ from pipejax import codecs, collectives
 from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout
 
+from ..grid import grid
 from ..helpers import batches, init_params, loss_fn
 from .cases import ALGORITHMS, KEY
 
@@ -172,9 +173,12 @@ def test_schedule_inside_a_program_is_refused():
         pj.pipelined_mean("data", all_reduce=both)
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("before", ["psum", "other block", "other algorithm"])
-@pytest.mark.parametrize("now", ["two_shot", "power_sgd"])
+@grid(
+    1,
+    now=["two_shot", "power_sgd"],
+    before=["psum", "other block", "other algorithm"],
+    executor=["fused", "host"],
+)
 def test_state_of_another_all_reduce_is_refused(before, now, executor):
     key = jax.random.key(0)
     feedback = pj.codecs.error_feedback

@@ -12,6 +12,8 @@ from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout, Summands, phases
 from pipejax.collectives._stages import local
 
+from ..grid import grid
+
 INT8 = codecs.int8()
 LAYOUT = Layout.of_shapes(((1000,),))
 
@@ -38,8 +40,7 @@ def test_two_shot_encodes_again_between_its_halves():
     assert found(collectives.two_shot(INT8)) == halves
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "halving_doubling", "tree"])
-@pytest.mark.parametrize("codec", [None, INT8])
+@grid(1, codec=[None, INT8], algorithm=["ring", "halving_doubling", "tree"])
 def test_both_halves_have_as_many_exchanges(algorithm, codec):
     p = 4
     seen = found(getattr(collectives, algorithm)(codec), p)

@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
@@ -11,6 +10,8 @@ from pipejax._internal.mesh import on_mesh
 from pipejax.collectives import Layout, Summands
 from pipejax.collectives._sites import Cut, Parts
 from pipejax.collectives._stages import local, run
+
+from ..grid import grid
 
 HALVES = ["ring", "two_shot", "halving_doubling"]
 
@@ -34,8 +35,7 @@ def half(algorithm, devices, which):
     return jax.jit(on_mesh(program, mesh, P("data"), P("data"))), pieces
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4])
-@pytest.mark.parametrize("algorithm", HALVES)
+@grid(1, algorithm=HALVES, devices=[2, 3, 4])
 def test_device_i_has_piece_i_of_the_sum(algorithm, devices):
     """Under halving-doubling, devices beyond the power of two have no piece."""
     program, pieces = half(algorithm, devices, "scatter")
@@ -44,8 +44,7 @@ def test_device_i_has_piece_i_of_the_sum(algorithm, devices):
     np.testing.assert_array_equal(program(rows)[:pieces], padded)
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4])
-@pytest.mark.parametrize("algorithm", HALVES)
+@grid(1, algorithm=HALVES, devices=[2, 3, 4])
 def test_all_devices_receive_all_pieces_in_order(algorithm, devices):
     """Devices that own no piece receive all pieces too."""
     program, pieces = half(algorithm, devices, "gather")

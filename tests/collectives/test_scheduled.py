@@ -79,7 +79,7 @@ def test_first_all_reduce_runs_up_to_the_boundary(width, executor):
     assert all(residuals[BOUNDARY:])
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
+@grid(0, executor=["host", "fused"])
 def test_drain_sums_by_the_algorithm_of_the_next_step(executor):
     """A drain sums by the algorithm of the next step."""
     params, kept = history(make(BOTH, 2, executor), drain_at=(1, 4))

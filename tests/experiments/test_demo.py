@@ -9,7 +9,8 @@ from .test_cluster import needs_namespaces
 from .test_measurements import experiment
 
 
-@pytest.mark.parametrize("hosts", [0, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("hosts", [0, 2])
 def test_demo_prints_both_methods_and_draws_their_accuracy(tmp_path, hosts):
     size = ("--steps", "40", "--hosts", str(hosts), "--host-steps", "3")
     printed = experiment("demo", "--out", str(tmp_path), *size)

@@ -194,7 +194,7 @@ def printed_here(network, command):
 @pytest.mark.parametrize(
     ("where", "steps"),
     [
-        ("here", 20),
+        pytest.param("here", 20, marks=pytest.mark.full),
         pytest.param(
             "on hosts",
             40,
@@ -246,7 +246,8 @@ def test_drift_and_growth_are_shown_in_the_table():
     assert table[1][1:] == ["9 of 10 times", *memory, "9-10", "30"]
 
 
-@pytest.mark.parametrize("trials", [20, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.full  # in the quick run, tests/checkpoint/test_damage.py
+@pytest.mark.parametrize("trials", [50])
 def test_damaged_checkpoints_are_never_restored_wrongly(tmp_path, trials):
     """Each is restored exactly, or from the newest whole step, which is said.
 

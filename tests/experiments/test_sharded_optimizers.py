@@ -32,7 +32,6 @@ REFUSED = {
 }
 # They diverge or jump at these rates, so that a rounding grows without bound.
 UNSTABLE = {"lars", "dowg", "simplified_ademamix"}
-QUICK = ("adamw",)  # tests/core/step/test_zero1.py has one that is frozen in part
 NAMES = [name for name in clients.OPTIMIZERS if name not in REFUSED | UNSTABLE]
 
 
@@ -54,11 +53,8 @@ def trained(client, *, exact=False, **options):
     return params, np.nanmean([loss_fn(params, batch) for batch in batches])
 
 
-@pytest.mark.one_python  # each compiles three steps for 5 processor seconds
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=() if x in QUICK else pytest.mark.full) for x in NAMES],
-)
+@pytest.mark.full  # tests/core/step/test_zero1.py has some of them in the quick run
+@pytest.mark.parametrize("name", NAMES)
 def test_sharded_predictions_equal_the_unsharded_optimizer(name):
     client = clients.client(name, 0)
     wanted, loss = trained(client, all_reduce=collectives.two_shot())

@@ -154,6 +154,7 @@ def assert_same(out, undisturbed):
     assert learned(out) == learned(undisturbed)
 
 
+@pytest.mark.full
 def test_sigterm_in_process_saves_and_exits(undisturbed, tmp_path, monkeypatch):
     out = tmp_path / "terminated"
     terminate(monkeypatch, 25)

@@ -286,6 +286,7 @@ def test_parts_of_a_step_explain_its_time():
     assert "exchange" not in rows["PS-Async"]
 
 
+@pytest.mark.full
 def test_paper_in_process_writes_result_and_plot(tmp_path, hosts_here, monkeypatch):
     """Both a run of all methods and a run for each of them."""
     small = Problem("softmax", 4, images="digits")

@@ -21,9 +21,8 @@ PROCESSES = 2
 STOPPED_AT = "[0] epoch 1, batch 12:"
 
 
-@pytest.mark.parametrize(
-    "name", ["SIGKILL", pytest.param("SIGTERM", marks=pytest.mark.full)]
-)
+@pytest.mark.full  # in the quick run, the script runs on one process, undisturbed
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_stopped_script_continues_and_ends_like_a_loop_by_hand(tmp_path, name):
     (text,) = fences("docs/many_hosts.md", "python")
     path = tmp_path / "train.py"
@@ -46,7 +45,6 @@ def test_stopped_script_continues_and_ends_like_a_loop_by_hand(tmp_path, name):
     assert accuracy == f"{wanted_accuracy:.4f}"
 
 
-@pytest.mark.full
 def test_script_runs_on_one_process_without_a_launcher(tmp_path):
     (text,) = fences("docs/many_hosts.md", "python")
     done = subprocess.run(

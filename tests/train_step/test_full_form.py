@@ -11,6 +11,7 @@ import pytest
 
 import pipejax as pj
 
+from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from ..reference import mean, pipe_sgd, split
 
@@ -112,8 +113,7 @@ def reporting(params, batch):
     return loss, pj.Aux(metrics=metrics)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("width", [1, 3])
+@grid(1, width=[1, 3], microbatches=[1, 2])
 def test_metrics_are_delayed_means(width, microbatches):
     data = batches(6)
     train = make(

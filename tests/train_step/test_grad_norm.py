@@ -41,6 +41,7 @@ def placed(mesh):
 
 
 @grid(
+    1,
     executor=["fused", "host"],
     groups=[False, True],
     sharded=[False, True],

@@ -11,6 +11,7 @@ import pytest
 
 import pipejax as pj
 
+from ..grid import grid
 from ..helpers import OPTIMIZERS, assert_bits_equal, batches, init_params, loss_fn
 from ..reference import mean, split
 
@@ -105,9 +106,7 @@ def check(train, name, data):
     return skips, drain_skips, drained
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["sgd", "clip+adamw"])
-@pytest.mark.parametrize("width", [1, 2, 3])
+@grid(1, width=[1, 2, 3], name=["sgd", "clip+adamw"], value=[np.nan, np.inf, -np.inf])
 def test_bad_update_is_skipped_on_arrival(width, name, value):
     bad = 3
     skips, drain_skips, drained = check(make(name, width), name, poisoned([bad], value))
@@ -129,8 +128,7 @@ def test_bad_first_step_is_skipped(width):
     assert np.flatnonzero(skips).tolist() == [width - 1]
 
 
-@pytest.mark.parametrize("width", [2, 3])
-@pytest.mark.parametrize("last", [1, 2])
+@grid(1, last=[1, 2], width=[2, 3])
 def test_bad_gradient_in_flight_is_skipped_by_the_drain(width, last):
     """The drain skips the bad gradient and applies the others."""
     skips, drain_skips, _ = check(make("sgd", width), "sgd", poisoned([STEPS - last]))
@@ -229,8 +227,7 @@ def test_nan_in_model_state_is_skipped_with_its_update(width):
     assert float(state.params) == -4
 
 
-@pytest.mark.parametrize("codec", [None, pj.codecs.int8(), pj.codecs.quantize()])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@grid(1, value=[np.nan, np.inf], codec=[None, pj.codecs.int8(), pj.codecs.quantize()])
 def test_bad_element_among_many_is_found(codec, value):
     """One of 10,000 elements of the gradient is not finite, on one device."""
     all_reduce = pj.collectives.two_shot(codec) if codec else pj.collectives.psum()

@@ -1,5 +1,6 @@
 """Tests inputs of the loss that all devices share."""
 
+import itertools
 import re
 
 import chex
@@ -92,7 +93,17 @@ SETTINGS = {
 }
 
 
-@grid(1, name=SETTINGS, executor=["fused", "host"])
+# The other settings do not change how the loss is called.
+QUICK = {("microbatches", "host"), ("bfloat16", "fused"), ("both", "fused")}
+
+
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else FULL)
+        for case in itertools.product(SETTINGS, ("fused", "host"))
+    ],
+)
 def test_loss_computes_as_if_every_example_had_a_copy(name, executor):
     """Each microbatch gets the whole, and `compute_dtype` casts it as the batch."""
     data, shared = batches(5), teachers(5)
@@ -111,8 +122,7 @@ def mesh_of(groups=2, inner=2):
     )
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("executor", ["fused", "host"])
+@grid(1, executor=["fused", "host"], sharded=[False, True])
 def test_array_stays_sharded_inside_groups(executor, sharded):
     mesh, seen = mesh_of(), []
     data, shared = batches(4), teachers(4)
@@ -318,8 +328,7 @@ def test_batch_with_a_shared_row_is_pointed_here():
 # Tests of `whole_params`.
 
 
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+@grid(1, dtype=[None, jnp.bfloat16], width=[1, 2])
 def test_whole_parameters_equal_unsharded_parameters(width, dtype):
     data = batches(3)
     found = []
@@ -372,8 +381,7 @@ def played_by_hand(data, devices, width, rate):
     return params, state
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("width", [1, 2])
+@grid(1, width=[1, 2], devices=[1, 4])
 def test_two_train_steps_hand_on_one_model_state(devices, width):
     data = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
     steps = [

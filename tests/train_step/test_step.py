@@ -42,7 +42,7 @@ def reference(name, workers, width, warmup_steps):
     )
 
 
-@grid(width=[1, 2, 3, 4], devices=[1, 2, 4, 8], name=OPTIMIZERS, warmup_steps=[0, 3])
+@grid(1, width=[1, 2, 3, 4], devices=[1, 2, 4, 8], name=OPTIMIZERS, warmup_steps=[0, 3])
 def test_plain_delay_equals_the_recursion_by_hand(width, devices, name, warmup_steps):
     train = pj.make_train_step(
         loss_fn,
@@ -98,7 +98,7 @@ def test_width_1_equals_psum_and_an_optax_step(name, devices):
 
 
 @pytest.mark.one_python
-@grid(1, width=[2, 3, 4], warmup_steps=[0, 2])
+@grid(0, width=[3, 2, 4], warmup_steps=[2, 0])
 def test_first_steps_change_nothing_and_report_no_loss(width, warmup_steps):
     """With AdamW, a zero gradient would change its count, moments and weights."""
     train = pj.make_train_step(

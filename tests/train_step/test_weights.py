@@ -99,7 +99,7 @@ def close(got, wanted, steps=STEPS):
 
 
 @grid(
-    2,
+    1,
     width=[1, 2, 3],
     microbatches=[1, 2],
     executor=["fused", "host"],
@@ -237,8 +237,7 @@ def batch_norm(params, batch):
     return errors(params, batch, over_all), pj.Aux(weight=batch["w"].sum())
 
 
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("empty", [(), (1,)])
+@grid(1, empty=[(), (1,)], width=[1, 2])
 def test_weighted_loss_with_a_collective_equals_the_global_batch(width, empty):
     """The statistics include all examples, also those of a share without weight."""
     data, tx = padded(empty=empty), optax.sgd(0.5)
@@ -274,8 +273,7 @@ def test_prediction_with_a_collective_works_for_zero_weight(width):
     close(state.params, wanted.params)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("empty", [(), (1,)])
+@grid(1, empty=[(), (1,)], devices=[1, 4])
 def test_sums_divided_by_the_weight_are_sums_of_the_whole_batch(devices, empty):
     def loss_of_sums(params, batch):
         loss, aux = loss_fn(params, batch)

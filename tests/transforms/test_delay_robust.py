@@ -8,6 +8,7 @@ import pytest
 
 from pipejax import transforms
 
+from ..grid import grid
 from .helpers import max_learning_rate, outputs
 
 
@@ -36,8 +37,7 @@ def test_robust_momentum_may_stand_on_either_side_of_sgd():
     np.testing.assert_allclose(outputs(after, gradients), before, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
-@pytest.mark.parametrize("width", [2, 3, 4])
+@grid(1, width=[2, 3, 4], momentum=[0.5, 0.9, 0.99])
 def test_robust_momentum_is_nearly_as_stable_as_sgd_at_its_share(width, momentum):
     """The rest of the lag costs up to an eighth of SGD's limit at this share."""
     at_rate_1 = 2 * np.sin(np.pi / (4 * width - 2))

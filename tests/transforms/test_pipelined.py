@@ -16,7 +16,7 @@ from .flax_loop import Loop, assert_close, expected, init_params
 ADAMW = optax.adamw(1e-2, weight_decay=0.1)
 
 
-@grid(1, width=[3, 2, 1], check_vma=[False, True])
+@grid(0, width=[2, 3, 1], check_vma=[True, False])
 def test_optimizer_waits_for_the_first_gradient(width, check_vma):
     tx = pj.pipelined(ADAMW, "data", width)
     states = Loop(tx, check_vma=check_vma).run(width)
@@ -29,10 +29,10 @@ def test_optimizer_waits_for_the_first_gradient(width, check_vma):
 
 
 @grid(
-    1,
+    0,
     optimizer=[ADAMW, optax.sgd(0.05, momentum=0.9)],
-    width=[3, 2, 1],
-    check_vma=[False, True],
+    width=[2, 3, 1],
+    check_vma=[True, False],
 )
 def test_predicted_loop_equals_make_train_step(optimizer, width, check_vma):
     tx = pj.pipelined(optimizer, "data", width)

@@ -13,9 +13,8 @@ import pytest
 import pipejax as pj
 from pipejax import checkpoint
 
-from ...grid import grid
 from ...helpers import batches, init_params, loss_fn
-from . import mixed, own_collectives, pieces, sharded, stateful
+from . import own_collectives, pieces, sharded, stateful
 from .group import Group
 from .worker import (
     WITH_CODECS,
@@ -83,7 +82,7 @@ def test_partly_delayed_gradients_have_the_bits_of_one_process(ask):
     assert found == bits(run(partly_delayed_step(), 4).params)
 
 
-@pytest.mark.one_python
+@FULL  # in the quick run, tests/internal/test_leaving.py and tests/launch
 def test_process_interrupted_in_a_wait_leaves(tmp_path):
     group, end = Group(2), time.monotonic() + 120
     with contextlib.closing(group):
@@ -171,7 +170,9 @@ def goes_on(folder, devices):
     return bits(run(train, 4, state).params)
 
 
-@grid(1, name=["sync batch norm", "scalar", "optimizer"], width=[1, 2, 3])
+@FULL  # in the quick run, test_own_collectives.py has one process
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("name", ["sync batch norm", "scalar", "optimizer"])
 def test_own_collectives_of_two_processes_have_the_bits_of_one(ask, name, width):
     """The step runs in one program, and gives the bits of one process."""
     first, second = ask("own_collective", name, width)
@@ -273,14 +274,6 @@ def test_train_steps_of_sharded_models_keep_their_sums_apart(seed):
         assert group.ask("of_kinds", seed, 60, *kinds) == [[], []]
 
 
-@pytest.mark.one_python  # two processes work for 10 processor seconds
-def test_random_programs_equal_numpy_on_two_processes(ask, tmp_path):
-    """Three programs of `test_mixed.py`, whose hosts have one device each."""
-    for seed in mixed.QUICK[2]:
-        with mixed.alone(seed):
-            assert ask("drawn", seed, tmp_path / str(seed)) == [[], []]
-
-
 @FULL
 def test_collective_inside_each_process_runs_beside_the_thread():
     """The collective runs beside the communication thread."""
@@ -314,10 +307,8 @@ def test_groups_in_two_processes_have_the_bits_of_one_process(tmp_path, name):
     assert first["end"] == here["end"]
 
 
-@pytest.mark.one_python  # two processes compile a step for 10 processor seconds
-@pytest.mark.parametrize(
-    "name", ["predicted", *(pytest.param(x, marks=FULL) for x in ("plain", "int8"))]
-)
+@FULL  # in the quick run, a sharded optimizer is among the several train steps
+@pytest.mark.parametrize("name", ["predicted", "plain", "int8"])
 def test_sharded_optimizer_of_two_processes_has_the_bits_of_one(ask, tmp_path, name):
     """Runs continue from checkpoints bit for bit, and end with the same bits."""
     first, second = ask("pieces", name, tmp_path / "two")

@@ -16,6 +16,7 @@ from pipejax._core.message import (
     summands,
 )
 
+from ...grid import grid
 from .example import message
 
 DEVICES = 4
@@ -87,8 +88,7 @@ def test_huge_elements_are_finite_without_a_finite_norm():
     assert np.isinf(found.norm)
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("place", [0, 77777, -1])
+@grid(1, place=[0, 77777, -1], bad=[np.inf, -np.inf, np.nan])
 def test_single_bad_element_is_found(bad, place):
     x = np.zeros(300 * 400, np.float32)
     x[place] = bad

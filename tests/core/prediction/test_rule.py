@@ -8,6 +8,8 @@ import pytest
 
 from pipejax._core.prediction import CODE, Mean, Own, anchored, kind_of, predicted
 
+from ...grid import grid
+
 W = {"w": jnp.float32([1.0, -2.0, 3.0]), "b": jnp.float32([[0.5]])}
 M = {"w": jnp.float32([0.1, -0.2, 0.05]), "b": jnp.float32([[0.3]])}
 G = {"w": jnp.float32([0.3, 0.1, -0.2]), "b": jnp.float32([[-0.1]])}
@@ -45,8 +47,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("count", [1, 2])
+@grid(1, count=[1, 2], name=KINDS)
 def test_kind_of_an_optimizer_is_found(name, count):
     tx, wanted = KINDS[name]
     params = {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}

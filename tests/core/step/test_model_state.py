@@ -14,6 +14,7 @@ import pipejax as pj
 from pipejax import checkpoint
 from pipejax._core.step._model_state import averaged
 
+from ...grid import grid
 from ...train_step.refusals import refused
 
 FULL = pytest.mark.full
@@ -133,10 +134,12 @@ def states(train, shares, state):
         pytest.param(3, {"weight_prediction": False}, marks=FULL),
         pytest.param(3, {"weight_prediction": False, "executor": "host"}, marks=FULL),
         (2, {"shard_optimizer": True}),
-        (3, {"shard_optimizer": True, "weight_prediction": False}),
+        pytest.param(
+            3, {"shard_optimizer": True, "weight_prediction": False}, marks=FULL
+        ),
         (2, {"microbatches": 2}),
         pytest.param(1, {"microbatches": 2}, marks=FULL),
-        (3, {"grouped": True}),
+        pytest.param(3, {"grouped": True}, marks=FULL),
         pytest.param(2, {"grouped": True, "weight_prediction": False}, marks=FULL),
         (2, {"grouped": True, "shard_optimizer": True}),
         pytest.param(1, {"grouped": True, "shard_optimizer": True}, marks=FULL),
@@ -153,8 +156,7 @@ def test_model_state_equals_the_recursion_by_hand(width, settings):
         assert found[-1]["spectrum"].sharding.spec == P("fsdp")
 
 
-@pytest.mark.parametrize("predicts", [True, False])
-@pytest.mark.parametrize("width", [2, 3])
+@grid(1, width=[2, 3], predicts=[True, False])
 def test_replaced_value_follows_the_synchronous_twin(width, predicts):
     """It arrives `width - 1` steps late, and neither oscillates nor grows."""
     shares = data(2, 9)

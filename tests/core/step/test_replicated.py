@@ -83,7 +83,7 @@ def test_predicted_training_equals_the_recursion_by_hand(
     chex.assert_trees_all_close(got, expected, rtol=0, atol=4e-6)
 
 
-@grid(1, width=[2, 3, 4], tx=[optax.sgd(0.02, momentum=0.9), optax.sgd(0.1)])
+@grid(0, width=[2, 3, 4], tx=[optax.sgd(0.02, momentum=0.9), optax.sgd(0.1)])
 def test_quadratic_with_prediction_takes_synchronous_steps(width, tx):
     """With noise too, the mean of gradients is the gradient at the mean.
 
@@ -103,7 +103,7 @@ def test_quadratic_with_prediction_takes_synchronous_steps(width, tx):
     assert np.abs(plain - synchronous).max() > 0.1
 
 
-@grid(1, width=[3, 2], rule=RULES)
+@grid(0, width=[3, 2], rule=RULES)
 def test_both_executors_have_the_same_bits(width, rule):
     run = functools.partial(
         drained,

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
-from ...grid import each
+from ...grid import each, grid
 from ...helpers import normal_batches
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
@@ -127,21 +127,22 @@ def trained(kind, **options):
 
 
 @pytest.mark.parametrize(
-    "name", each([*OPTIONS], full=["width 1", "host executor", "feedback", "muon"])
+    "name",
+    each([*OPTIONS], full=[x for x in OPTIONS if x != "default"]),
 )
 def test_explicit_axes_change_roundings_only(name):
     options = OPTIONS[name]
     assert_close(trained("explicit", **options), trained("auto", **options))
 
 
-@pytest.mark.parametrize("kind", [*KINDS][2:])
-@pytest.mark.parametrize("sharded", each([True, False], full=[False]))
+@grid(0, sharded=[True, False], kind=["mixed", "explicit inside", "explicit groups"])
 def test_mixed_axes_change_roundings_only(kind, sharded):
     wanted = trained("auto", shard_optimizer=sharded)
     assert_close(trained(kind, shard_optimizer=sharded), wanted)
 
 
-@pytest.mark.parametrize("executor", each(["fused", "host"], full=["host"]))
+@pytest.mark.full  # in the quick run, its arrays keep their types
+@pytest.mark.parametrize("executor", ["fused", "host"])
 def test_full_form_on_explicit_axes_changes_roundings_only(executor):
     options = {"full": True, "executor": executor, "width": 3}
     assert_close(trained("explicit", **options), trained("auto", **options))
@@ -180,8 +181,7 @@ def test_activations_are_split_as_the_loss_says():
     assert memory(ROWS) < 0.7 * memory(P())
 
 
-@pytest.mark.parametrize("kind", ["explicit", "mixed", "explicit inside"])
-@pytest.mark.parametrize("executor", each(["fused", "host"], full=["host"]))
+@grid(0, executor=["fused", "host"], kind=["mixed", "explicit", "explicit inside"])
 def test_arrays_keep_their_types(kind, executor):
     _, train, state = started(kind, full=True, executor=executor)
     after = train.drain(stepped(train, state, 2))[0]
@@ -209,9 +209,10 @@ def test_loop_over_traced_steps_takes_the_same_steps(sharded):
     assert_close(found.params, wanted.params)
 
 
-@pytest.mark.parametrize("kinds", [("explicit", "auto"), ("auto", "explicit")])
-@pytest.mark.parametrize(
-    "name", each(["codec", "sharded optimizer"], full=["sharded optimizer"])
+@grid(
+    0,
+    name=["codec", "sharded optimizer"],
+    kinds=[("explicit", "auto"), ("auto", "explicit")],
 )
 def test_checkpoints_are_restored_on_axes_of_other_types(tmp_path, kinds, name):
     (_, train, state), (_, other, like) = (started(x, **OPTIONS[name]) for x in kinds)

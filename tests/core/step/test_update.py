@@ -10,6 +10,7 @@ import pytest
 import pipejax as pj
 from pipejax._core.step._update import moved, select, unmoved, updated
 
+from ...grid import each
 from ...helpers import assert_bits_equal, batches, init_params, loss_fn
 from ...reference import mean, split
 
@@ -116,7 +117,7 @@ def test_wrappers_train_like_a_loop_by_hand(name):
     chex.assert_trees_all_close(state.params, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("name", each(WRAPPERS, full=["plateau", "sam"]))
 def test_predicted_wrappers_on_one_device_are_synchronous(name):
     tx, _ = WRAPPERS[name]
     found = []
