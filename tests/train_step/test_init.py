@@ -23,7 +23,7 @@ def noting(params, batch, *, model_state, rng):
     return loss, pj.Aux({"twice": 2 * loss}, after, batch.size)
 
 
-@pytest.mark.parametrize("dtype", [np.dtype("float32"), jnp.dtype("bfloat16")])
+@grid(1, dtype=[np.dtype("float32"), jnp.dtype("bfloat16")])
 def test_first_state_equals_arrays_by_hand(dtype):
     """At width 3 there is room for two messages, with one row for each device.
 

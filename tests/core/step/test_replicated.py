@@ -1,4 +1,4 @@
-"""Tests one device's part of a step: its prediction, its feedback and its keys."""
+"""Tests one device's part of a step: its prediction and its keys."""
 
 import functools
 
