@@ -37,7 +37,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax._core.step import common_of
+from pipejax._core.step import Inputs, InputSpecs, common_of
 from pipejax.train_step._feed import laid_out
 
 from . import by_hand, models, report
@@ -193,10 +193,11 @@ def compiled(
     state = train.init(params)
     program = train.lower(state, batch).compile()
     own = common_of(state), state.in_flight
-    placed = laid_out(batch, train.config)
+    placed, split = laid_out(batch, train.config)
+    inputs = Inputs(placed, None, InputSpecs(split))
 
     def step(own: Any, leaving: Any, _: Any) -> Any:
-        return program(own, leaving, (), placed)
+        return program(own, leaving, (), inputs)
 
     return step, own
 

@@ -142,12 +142,13 @@ def row(
 def table(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Returns the table of bytes, relative to those of a ring with 32 bits."""
     ratios = {(row["algorithm"], row["codec"]): f"{row['ratio']:.3f}" for row in rows}
-    algorithms = list(dict.fromkeys(algorithm for algorithm, _ in ratios))
+    algorithms, measured = (dict.fromkeys(names) for names in zip(*ratios, strict=True))
     return [
         ["codec", *algorithms],
         *(
             [codec, *(ratios.get((algorithm, codec), "") for algorithm in algorithms)]
             for codec in ("none", *codecs.NAMES)
+            if codec in measured
         ),
     ]
 

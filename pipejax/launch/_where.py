@@ -1,5 +1,6 @@
 """Finds out where a process's main thread is, and whether a save has failed."""
 
+import gc
 import itertools
 import operator
 import pathlib
@@ -54,7 +55,15 @@ def _frames(thread: int) -> list[tuple[str, int | None, str]]:
     links = itertools.chain(itertools.islice(innermost, 1), itertools.repeat("f_back"))
     frames = itertools.takewhile(operator.truth, itertools.accumulate(links, getattr))
     place = operator.attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name")
-    return list(map(place, frames))
+    # A collection of garbage, which any new object may start, would let threads run:
+    # JAX does so in its own part of it.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return list(map(place, frames))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def of(stack: Sequence[traceback.FrameSummary]) -> Where:

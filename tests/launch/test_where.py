@@ -1,6 +1,7 @@
 """Tests what another thread of a process sees of the main thread."""
 
 import concurrent.futures
+import gc
 import pathlib
 import sys
 import threading
@@ -25,6 +26,20 @@ def test_user_code_neither_waits_nor_is_busy():
     where = looked_at()
     assert (where.busy, where.waits) == ("", False)
     assert "in test_user_code_neither_waits_nor_is_busy" in where.stack
+
+
+def test_no_garbage_is_collected_among_the_frames(monkeypatch):
+    """A collection may let the thread run on, whose frames would then be gone."""
+    collects, frames = [], sys._current_frames
+
+    def current_frames():
+        collects.append(gc.isenabled())
+        return frames()
+
+    monkeypatch.setattr(sys, "_current_frames", current_frames)
+    looked_at()
+    assert collects == [False]
+    assert gc.isenabled()
 
 
 def test_compilation_counts_as_busy(monkeypatch):

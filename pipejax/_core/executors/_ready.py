@@ -11,7 +11,6 @@ from pipejax._internal.jaxpr import Constant, inlined, name_of
 from pipejax._internal.types import ClosedJaxpr, Tree
 
 from ._config import StepConfig
-from ._flops import flops_of
 
 
 def ready_after(
@@ -50,6 +49,8 @@ def _either(late: Tree, at_once: Tree, state: Common) -> Tree:
 
 def _shares(closed: ClosedJaxpr) -> list[float]:
     """Returns for each result the share of the FLOPs after which it is computed."""
+    from ._flops import flops_of  # imports jax.extend, which is slow
+
     names: dict[Any, Any] = {v: object() for v in closed.jaxpr.invars}
     done, after = 0.0, dict.fromkeys(names.values(), 0.0)
     for each in inlined(closed, names):

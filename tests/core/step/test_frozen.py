@@ -233,7 +233,7 @@ def test_decay_moves_a_frozen_parameter():
 def test_state_of_another_optimizer_is_refused():
     frozen, trained = make(loss, partition(SGD)), make(loss, partition_of_all())
     state = frozen.init(PARAMS)
-    message = r"this `tx` and .*: `gradients\['base'\]\['b'\]` .*; got nothing"
+    message = r"this `tx`, .*: `gradients\['base'\]\['b'\]` .*; got nothing"
     with refused(message):
         trained.step(state, BATCHES[0])
     with refused(message):

@@ -1,0 +1,1 @@
+"""How training depends on the number of replicas that share a batch."""

@@ -1,0 +1,150 @@
+"""Runs a train step for any number of replicas on one device, as `jax.vmap` maps it.
+
+A step is a program of one device, in which collectives name the axis of the data. Here
+`jax.vmap` gives this axis, in place of `jax.shard_map`, so that it is the same program.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pipejax as pj
+from pipejax._core.executors import delayed_part, run_at_once
+from pipejax._core.message import (
+    InFlight,
+    joined_states,
+    parted_states,
+    shift,
+    valid_in_drain,
+    valid_in_step,
+)
+from pipejax._core.step import Common, Inputs, InputSpecs, common_of
+
+CHUNK = 50  # steps of one call
+# All replicas have the same number of messages in flight.
+_QUEUES: Any = InFlight(pending=0, filled=None, codec_states=0)  # type: ignore[arg-type]
+
+
+class State(NamedTuple):
+    """The state of all replicas.
+
+    Attributes:
+      common: What is the same on all of them.
+      in_flight: The queues of all of them, along a leading axis.
+    """
+
+    common: Common
+    in_flight: InFlight
+
+
+class Simulated:
+    """A train step of one device, run for several replicas.
+
+    Args:
+      train: A train step on a mesh of one device.
+      replicas: The number of replicas, which divides every batch.
+    """
+
+    def __init__(self, train: pj.TrainStep, replicas: int) -> None:
+        if train.mesh.size != 1:
+            raise ValueError(
+                "`train` must be a train step on a mesh of one device; got"
+                f" {train.mesh.size} devices. Pass mesh=pj.data_mesh(1)."
+            )
+        self.train, self.replicas = train, replicas
+        self._run = jax.jit(self._steps, donate_argnums=0)
+
+    def init(self, params: Any) -> State:
+        """Returns the state before the first step."""
+        state = self.train.init(params)
+        common = common_of(state)
+        trained = self._of_all(common)
+        queues = jax.tree.map(
+            lambda x: jnp.repeat(x[None], self.replicas, axis=0), state.in_flight
+        )
+        queues = queues._replace(filled=state.in_flight.filled)
+        return State(common._replace(trainable=trained), queues)
+
+    def run(self, state: State, batches: Iterator[Any], steps: int) -> Any:
+        """Takes steps; returns the state, and the loss that each of them reports."""
+        losses = []
+        for start in range(0, steps, CHUNK):
+            count = min(CHUNK, steps - start)
+            taken = [self._shares(next(batches)) for _ in range(count)]
+            stacked = jax.tree.map(lambda *x: np.stack(x), *taken)
+            state, infos = self._run(state, stacked)
+            losses.append(np.asarray(infos.loss))
+        return state, np.concatenate(losses)
+
+    def drained(self, state: State) -> Any:
+        """Returns the parameters after everything in flight is applied."""
+
+        def local(common: Common, queue: InFlight) -> Any:
+            config, step = self.train.config, self.train.config.step
+            states, _ = parted_states(queue.codec_states)
+            for age, message in enumerate(queue.pending):
+                valid = valid_in_drain(queue, age)
+                exchange = step.exchange(
+                    common.trainable, message, valid, config.sums_by
+                )
+                reduced, states = exchange.run(states)
+                common, _ = step.apply(common, None, reduced, None)
+            return common.trainable.params
+
+        mapped = jax.vmap(
+            local,
+            in_axes=(None, _QUEUES),
+            out_axes=None,
+            axis_name=self.train.axis_name,
+            axis_size=self.replicas,
+        )
+        return mapped(*state)
+
+    def _of_all(self, common: Common) -> Any:
+        """Returns what is trained, with what predictions need among replicas."""
+        length, init = self.train.width - 1, self.train.config.step.init
+        mapped = jax.vmap(
+            lambda _: init(common.trainable, True, length),
+            out_axes=None,
+            axis_name=self.train.axis_name,
+        )
+        return mapped(jnp.zeros(self.replicas))
+
+    def _shares(self, batch: Any) -> Any:
+        def shares(x: Any) -> Any:
+            return x.reshape(self.replicas, len(x) // self.replicas, *x.shape[1:])
+
+        return jax.tree.map(shares, batch)
+
+    def _steps(self, state: State, batches: Any) -> Any:
+        step = jax.vmap(
+            self._local_step,
+            in_axes=(None, _QUEUES, 0),
+            out_axes=(None, _QUEUES, None),
+            axis_name=self.train.axis_name,
+        )
+
+        def body(state: State, batch: Any) -> Any:
+            common, queues, info = step(*state, batch)
+            return State(common, queues), info
+
+        return jax.lax.scan(body, state, batches)
+
+    def _local_step(self, common: Common, queue: InFlight, batch: Any) -> Any:
+        """Takes the step of one replica: computes, exchanges, and applies."""
+        config, step = self.train.config, self.train.config.step
+        before, others = parted_states(queue.codec_states)
+        inputs = Inputs(batch, None, InputSpecs())
+        fresh, computed = step.compute(common, queue, inputs)
+        at_once, others = run_at_once(config, computed, others)
+        if at_once is not None:
+            fresh = delayed_part(config, fresh, at_once)
+        due = queue.pending[0] if queue.pending else fresh
+        valid = valid_in_step(queue.filled[0], config.width - 1)
+        exchange = step.exchange(common.trainable, due, valid, config.sums_by)
+        reduced, after = exchange.run(before)
+        common, info = step.apply(common, computed, reduced, at_once)
+        return common, shift(queue, fresh, joined_states(after, others)), info

@@ -1,0 +1,94 @@
+"""Tests that simulated replicas train as devices do, and what the experiment runs."""
+
+import dataclasses
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+import pipejax as pj
+from experiments.replicas import __main__ as replicas
+from experiments.replicas._simulated import Simulated
+
+from ..grid import grid
+from ..helpers import OPTIMIZERS, batches, init_params, loss_fn
+from . import here
+
+STEPS = 6
+SETTINGS = {
+    "K=1": {"width": 1},
+    "K=2": {},
+    "K=3": {"width": 3},
+    "own": {"weight_prediction": "own"},
+    "rank 1 at once": {"at_once": pj.codecs.power_sgd(1, jax.random.key(0))},
+    "delayed": {"delayed": {"hidden": True, "bias": False, "out": True}},
+}
+
+
+@grid(1, count=[4, 8], name=SETTINGS, tx=["clip+adamw", "momentum"])
+def test_simulated_replicas_train_as_devices(count, name, tx):
+    def made(devices):
+        return pj.make_train_step(
+            loss_fn,
+            OPTIMIZERS[tx],
+            mesh=pj.data_mesh(devices),
+            executor="fused",
+            **SETTINGS[name],
+        )
+
+    data, train = batches(STEPS), made(count)
+    state = train.init(init_params())
+    losses = []
+    for batch in data:
+        state, info = train.step(state, batch)
+        losses.append(float(info.loss))
+    wanted = jax.device_get(train.drain(state)[0].params)
+    simulated = Simulated(made(1), count)
+    state, found = simulated.run(simulated.init(init_params()), iter(data), STEPS)
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    params = jax.device_get(simulated.drained(state))
+    chex.assert_trees_all_close(params, wanted, rtol=0, atol=2e-6)
+
+
+def test_step_of_several_devices_is_not_simulated():
+    train = pj.make_train_step(loss_fn, OPTIMIZERS["sgd"], mesh=pj.data_mesh(2))
+    with pytest.raises(ValueError, match=r"`train` must be .* mesh of one device"):
+        Simulated(train, 4)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    momentum = replicas.OPTIMIZERS["momentum"]
+    few = dataclasses.replace(momentum, rates=momentum.rates[2:4])
+    monkeypatch.setitem(replicas.OPTIMIZERS, "momentum", few)
+    return replicas.Config(
+        tasks=("digits",),
+        optimizers=("momentum",),
+        methods=("K=2", "K=2, rank 4 at once"),
+        replicas=(4, 16, 100),
+        seeds=(0, 1),
+        steps=20,
+        out=tmp_path / "replicas.json",
+    )
+
+
+@pytest.mark.full
+def test_each_run_is_done_once_and_the_table_has_all(config, monkeypatch, capsys):
+    here.limit_devices(monkeypatch)
+    result = replicas.main(config)
+    # Two rates, one more synchronous seed, and two methods for 4 and 16 replicas.
+    assert len(result["runs"]) == 2 + 1 + 2 * 2 * 2
+    titles, *rows = replicas.rows(result)
+    assert [row[:3] for row in rows] == [
+        ["digits", "momentum", "4"],
+        ["digits", "momentum", "16"],
+    ]
+    cells = dict(zip(titles, rows[0], strict=True))
+    assert "±" in cells["K=2"]
+    assert cells["K=2, plain"] == ""
+    capsys.readouterr()
+    assert replicas.main(config)["runs"] == result["runs"]
+    assert "test_loss" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match="has runs of 20 steps, not of 30"):
+        replicas.main(dataclasses.replace(config, steps=30))
