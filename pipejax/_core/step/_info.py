@@ -28,11 +28,13 @@ class StepInfo(NamedTuple):
       arrived: bool, whether loss and metrics have arrived. It is false while the
         pipeline fills, and for a batch whose weights are all 0.
       applied: bool, whether this step applied an update.
-      skipped: int32, the number of updates skipped so far because a reduced gradient or
-        change of model state was not finite.
+      skipped: int32, the number of updates skipped so far, as a whole or in part,
+        because a reduced gradient or change of model state was not finite. A batch with
+        NaN counts twice if a part of its gradient is exchanged at once.
       grad_norm: float32, the Euclidean norm of the mean gradient of that batch, of all
-        arrays together and before `tx`. NaN or 0 as for `loss` if nothing has arrived.
-        It is infinite if its square exceeds the range of float32.
+        arrays together and before `tx`. If a part is exchanged at once, it is the norm
+        of the sum that `tx` is given. NaN or 0 as for `loss` if nothing has arrived. It
+        is infinite if its square exceeds the range of float32.
     """
 
     loss: Scalar
