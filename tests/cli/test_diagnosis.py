@@ -51,6 +51,14 @@ def test_advice_recommends_the_best_way_in_one_bucket():
     assert about == GAIN
 
 
+def test_advice_names_the_gradients_to_delay():
+    model, ways, _ = advice()
+    delayed = {"embedding": True, "layers": [True, False]}
+    text = str(Advice(model, ways, delayed))
+    assert text.startswith(str(advice()))
+    assert text.splitlines()[-1].startswith(f"delayed = {delayed}")
+
+
 def test_diagnosis_of_a_cluster_has_words_and_json():
     found = Diagnosis(
         HERE, {"an_option": True}, {"another": "unknown"}, overlap(2, 1, 2), None, None

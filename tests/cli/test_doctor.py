@@ -3,11 +3,14 @@
 import json
 import sys
 
+import jax.numpy as jnp
+import optax
 import pytest
 
 import pipejax as pj
 from pipejax import timing
-from pipejax.cli import main
+from pipejax.cli import _doctor, main
+from pipejax.cli._model import Model, RunnableStep
 
 from ..experiments.test_cluster import needs_namespaces, run
 from .test_calibrate import MODEL
@@ -103,3 +106,30 @@ def test_doctor_on_a_cluster_reports_from_one_host(tmp_path):
     assert found["overlap"]["executor"].startswith("host")
     assert any("Your model" in line for line in hosts["host0"])
     assert not any("Your model" in line for line in hosts["host1"])
+
+
+@pytest.mark.parametrize(
+    ("width", "executor", "elements", "wanted"),
+    [
+        (2, "fused", 128, [True, False]),
+        (1, "fused", 128, None),
+        (2, "host", 128, None),
+        (2, "fused", 300, None),  # the size of another model
+    ],
+)
+def test_least_delay_is_known_for_a_pipelined_model(width, executor, elements, wanted):
+    def loss_fn(params, batch):
+        for w in params:
+            batch = jnp.tanh(batch @ w)
+        return jnp.mean(batch**2)
+
+    train = pj.make_train_step(
+        loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), executor=executor
+    )
+    state = train.init([jnp.ones((8, 8)), jnp.ones((8, 8))])
+    program = RunnableStep(train, state, jnp.ones((4, 8)))
+    exchange = timing.Duration(0, 0.3, 0, 0, 0)
+    config = timing.TrainConfig(width, "psum")
+    way = timing.RankedConfig(config, exchange, 1.0, 1.0, 1.9, 1.3)
+    model = Model(elements, 1000.0)  # a second of compute
+    assert _doctor._least_delay(program, model, way) == wanted
