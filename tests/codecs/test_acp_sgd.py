@@ -72,7 +72,7 @@ def test_acp_sgd_recovers_after_zeros():
 
 
 def test_acp_sgd_sends_the_longer_side_and_other_leaves():
-    """Of 16 x 12 and 12 x 20 matrices, 2 (16 + 12) and 2 (12 + 20) elements travel."""
+    """With rank 2, matrices of 16 x 12 and 12 x 20 send 2 (16 + 12) or 2 (12 + 20)."""
     codec, power = CODECS["acp_sgd 2"], CODECS["power_sgd 2"]
     rest = N - 16 * 12 - 12 * 20
     assert power.round_sizes(N) == (2 * 28, 2 * 32 + rest)

@@ -80,12 +80,13 @@ def check_at_once(
 ) -> Linear | None:
     """Returns the codec `at_once`, or `None` where nothing is delayed.
 
-    Raises a `ValueError` unless it is a linear codec without error feedback, or with
-    another choice of what is delayed, or with a sharded optimizer.
+    Raises a `ValueError` if it is not a linear codec, or has error feedback. It is also
+    an error to combine it with `delayed` or with a sharded optimizer.
     """
     if at_once is None:
         return None
-    # Of a scaled sample, or of what error feedback has added, nothing may be delayed.
+    # The rest is delayed, so the codec must neither scale what it keeps nor send the
+    # rest by itself. Both kinds of codec need no error feedback.
     if not isinstance(at_once, Linear) or not at_once.needs_feedback:
         raise ValueError(
             "`at_once` must be a linear codec that keeps a part of the gradients, and"

@@ -119,11 +119,9 @@ class Host:
         self._check_no_own(self._programs.compute, common, _bare(in_flight), inputs)
         fresh, computed = self._programs.compute(common, _bare(in_flight), inputs)
         before, others = parted_states(in_flight.codec_states)
-        # The thread is given this first, because the step waits for it.
-        at_once, waits_for = None, self._begin_at_once(computed, others)
-        if waits_for is not None and self.config.step.settings.at_once is not None:
-            at_once, others = self._waited(waits_for)
-            fresh, waits_for = self._programs.delayed(fresh, at_once), None
+        at_once, others = self._exchanged_at_once(computed, others)
+        if at_once is not None and self.config.step.settings.at_once is not None:
+            fresh = self._programs.delayed(fresh, at_once)
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
         first, *later = self._exchanges(state, before, pending, fresh)
@@ -133,8 +131,6 @@ class Host:
         # run.
         base = Base(states, reduced.updated)
         self._begun[:] = [x._replace(base=base) for x in later[:1]] + later[1:]
-        if waits_for is not None:
-            at_once, others = self._waited(waits_for)
         args = computed._replace(at_once=None), reduced, at_once, in_flight.filled
         common, filled, info = self._update(common, *args)
         queue = InFlight(pending[1:], filled, joined_states(states, others))
@@ -244,14 +240,17 @@ class Host:
         base = before if isinstance(before, Base) else None
         return Begun(message, base, _submitted(exchange))
 
-    def _begin_at_once(
+    def _exchanged_at_once(
         self, computed: Computed, states: CodecStates
-    ) -> Future[tuple[Reduced, CodecStates]] | None:
-        """Hands the exchange of gradients that are not delayed to the thread."""
+    ) -> tuple[Reduced | None, CodecStates]:
+        """Exchanges the gradients that are not delayed, and waits for the result.
+
+        The thread has exchanges of earlier steps before it, and none of this step.
+        """
         if computed.at_once is None:
-            return None
+            return None, states
         args = None, computed.at_once, states, valid_at_once()
-        return _submitted(self._programs.exchange_at_once, *args)
+        return self._waited(_submitted(self._programs.exchange_at_once, *args))
 
     def _update(
         self,

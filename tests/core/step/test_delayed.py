@@ -95,8 +95,9 @@ def by_hand(name, data, *, width, rule, warmup_steps=0):
         fresh_mean = mean(fresh)
         whole = chosen(zeros if due is None else mean(due), fresh_mean)
         w, s = update(whole, s, w, late=due is not None, rest=True)
-        if due is not None:
-            last = whole
+        # A prediction expands the update at the mean that was applied last, by kind.
+        if due is not None or last is not None:
+            last = whole if due is not None else chosen(last, fresh_mean)
         history.append(w)
     for due in queue:
         w, s = update(chosen(mean(due), zeros), s, w, late=True, rest=False)
@@ -185,9 +186,7 @@ SETTINGS = {
     "microbatches": {"microbatches": 2},
     "donated": {"donate": True},
     "bfloat16": {"reduce_dtype": jnp.bfloat16},
-    "scheduled": {
-        "all_reduce": collectives.scheduled([collectives.psum(), FEEDBACK], [3])
-    },
+    "scheduled": {"all_reduce": SCHEDULED},
     "warm-up": {"warmup_steps": 2},
 }
 
