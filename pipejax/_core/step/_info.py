@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from pipejax._core.message import Reduced, mean_of
 from pipejax._internal.types import Tree
 
 Scalar = jax.Array | np.generic
@@ -102,3 +104,56 @@ def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
         skipped=found[-1].skipped,
         grad_norm=norm,
     )
+
+
+def info_of(reduced: Reduced, at_once: Reduced | None, devices: int) -> StepInfo:
+    """Returns what to report of a message.
+
+    The norm is that of all gradients of an update, also of those that are not delayed.
+    `applied` and `skipped` are placeholders that the caller replaces.
+    """
+    message, arrived = reduced.sum, reduced.counts
+    passengers = message.passengers
+    # Under `jax_debug_nans`, JAX raises an error at any NaN, even if the NaN only says
+    # that nothing has arrived.
+    nothing = 0.0 if jax.debug_nans.value else jnp.nan
+    norm = _norm(reduced, at_once, devices)
+    loss, metrics = jax.tree.map(
+        lambda x: mean_of(x, message, devices), (passengers.loss, passengers.metrics)
+    )
+    loss, metrics, norm = jax.tree.map(
+        lambda x: jnp.where(arrived, x, nothing), (loss, metrics, norm)
+    )
+    weight = jnp.float32(1) if message.weight is None else message.weight
+    return StepInfo(
+        loss=loss,
+        metrics=metrics,
+        weight=jnp.where(arrived, weight, 0),
+        arrived=arrived,
+        applied=arrived,
+        skipped=arrived,
+        grad_norm=norm,
+    )
+
+
+def _norm(reduced: Reduced, at_once: Reduced | None, devices: int) -> jax.Array:
+    """Returns the norm of the gradient that the optimizer is given."""
+    norm = mean_of(reduced.norm, reduced.sum, devices)
+    if at_once is None:
+        return norm
+    other = mean_of(at_once.norm, at_once.sum, devices)
+    # Where a parameter has both parts of a gradient, the norm is that of their sum.
+    late, rest = (
+        jax.tree.leaves(part.sum.gradients, is_leaf=lambda x: x is None)
+        for part in (reduced, at_once)
+    )
+    pairs = [
+        (a, b) for a, b in zip(late, rest, strict=True) if not (a is None or b is None)
+    ]
+    inner = sum((_inner(a, b) for a, b in pairs), start=jnp.float32(0))
+    inner = mean_of(mean_of(inner, reduced.sum, devices), at_once.sum, devices)
+    return jnp.sqrt(jnp.maximum(norm**2 + other**2 + 2 * inner, 0))
+
+
+def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32))

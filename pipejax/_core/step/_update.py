@@ -26,7 +26,7 @@ from pipejax._internal.traced_axes import collective_axes
 from pipejax._internal.types import Tree
 
 from ._delayed import delays, held
-from ._info import StepInfo
+from ._info import StepInfo, info_of
 from ._model_state import mean_changes, moved, unmoved
 from ._state import Common, Trainable, with_constraints
 from ._step import Computed, Settings
@@ -90,7 +90,7 @@ def apply(
         new, model_state = select(applies, update(), hold())
     model_state = merged(model_state, state.model_state)
     skipped = state.skipped + skips.astype(jnp.int32)
-    info = _info(reduced, at_once, devices)
+    info = info_of(reduced, at_once, devices)
     state = state._replace(
         trainable=new._replace(gathered=trained.gathered, slopes=trained.slopes),
         model_state=model_state,
@@ -250,59 +250,6 @@ def _needs_more(what: str) -> ValueError:
         " one, such as optax.adamw. Bind other arguments in a transformation of your"
         " own."
     )
-
-
-def _info(reduced: Reduced, at_once: Reduced | None, devices: int) -> StepInfo:
-    """Returns what to report of a message.
-
-    The norm is that of all gradients of an update, also of those that are not delayed.
-    `applied` and `skipped` are placeholders that the caller replaces.
-    """
-    message, arrived = reduced.sum, reduced.counts
-    passengers = message.passengers
-    # Under `jax_debug_nans`, JAX raises an error at any NaN, even if the NaN only says
-    # that nothing has arrived.
-    nothing = 0.0 if jax.debug_nans.value else jnp.nan
-    norm = _norm(reduced, at_once, devices)
-    loss, metrics = jax.tree.map(
-        lambda x: mean_of(x, message, devices), (passengers.loss, passengers.metrics)
-    )
-    loss, metrics, norm = jax.tree.map(
-        lambda x: jnp.where(arrived, x, nothing), (loss, metrics, norm)
-    )
-    weight = jnp.float32(1) if message.weight is None else message.weight
-    return StepInfo(
-        loss=loss,
-        metrics=metrics,
-        weight=jnp.where(arrived, weight, 0),
-        arrived=arrived,
-        applied=arrived,
-        skipped=arrived,
-        grad_norm=norm,
-    )
-
-
-def _norm(reduced: Reduced, at_once: Reduced | None, devices: int) -> jax.Array:
-    """Returns the norm of the gradient that the optimizer is given."""
-    norm = mean_of(reduced.norm, reduced.sum, devices)
-    if at_once is None:
-        return norm
-    other = mean_of(at_once.norm, at_once.sum, devices)
-    # Where a parameter has both parts of a gradient, the norm is that of their sum.
-    late, rest = (
-        jax.tree.leaves(part.sum.gradients, is_leaf=lambda x: x is None)
-        for part in (reduced, at_once)
-    )
-    pairs = [
-        (a, b) for a, b in zip(late, rest, strict=True) if not (a is None or b is None)
-    ]
-    inner = sum((_inner(a, b) for a, b in pairs), start=jnp.float32(0))
-    inner = mean_of(mean_of(inner, reduced.sum, devices), at_once.sum, devices)
-    return jnp.sqrt(jnp.maximum(norm**2 + other**2 + 2 * inner, 0))
-
-
-def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32))
 
 
 def select(predicate: jax.Array, new: Any, old: Any) -> Tree:
