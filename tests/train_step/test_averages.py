@@ -3,25 +3,17 @@
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import checkpoint
 
+from ..core.step.parts import PARAMS, groups
 from ..grid import grid
 from ..helpers import batches, loss_fn
 
 RATE = 0.1
-PARAMS = {
-    "hidden": np.full((5, 8), 0.2, np.float32) + np.arange(8, dtype=np.float32) / 40,
-    "bias": np.zeros(8, np.float32),
-    "out": np.full((8, 3), 0.3, np.float32),
-}
-PLACES = {"hidden": P(None, "fsdp"), "bias": P("fsdp"), "out": P("fsdp")}
 
 
 def with_average(tx):
@@ -40,11 +32,7 @@ def made(*, grouped, **settings):
     """Returns a train step of two devices, or of two groups of two, and its state."""
     mesh, params = pj.data_mesh(2), PARAMS
     if grouped:
-        mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
-        params = {
-            name: jax.device_put(leaf, NamedSharding(mesh, PLACES[name]))
-            for name, leaf in PARAMS.items()
-        }
+        mesh, params = groups()
         settings["axis_name"] = "host"
     tx = with_average(optax.adam(1e-2))
     train = pj.make_train_step(loss_fn, tx, mesh=mesh, **settings)

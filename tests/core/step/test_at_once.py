@@ -6,11 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax import checkpoint, codecs, collectives
+from pipejax import codecs, collectives
 from pipejax._core.message import parted_states
 
 from ...grid import grid
@@ -24,9 +22,17 @@ from ...helpers import (
 )
 from ...reference import mean, split
 from ...train_step.refusals import refused
+from .parts import (
+    PARAMS,
+    STEPS,
+    groups,
+    noting_norm,
+    trained,
+    with_and_without_a_restart,
+)
 
 FULL = pytest.mark.full
-WORKERS, STEPS = 4, 6
+WORKERS = 4
 KEY = jax.random.key(1)
 RANK_1, ALL_RANKS = codecs.power_sgd(1, KEY), codecs.power_sgd(7, KEY)
 FEEDBACK = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
@@ -136,24 +142,12 @@ SETTINGS = {
 
 @grid(0, name=SETTINGS)
 def test_both_executors_have_the_same_bits(name):
-    def run(executor):
-        train = make(executor=executor, **SETTINGS[name])
-        return trajectory(train, init_params(), batches(STEPS))[-1]
-
-    assert_bits_equal(run("fused"), run("host"))
+    ends = (trained(make, executor=x, **SETTINGS[name]) for x in ("fused", "host"))
+    assert_bits_equal(*ends)
 
 
 def test_norm_equals_the_gradient_of_the_optimizer():
-    def init(params):
-        del params
-        return jnp.zeros(())
-
-    def note(updates, state, params=None):
-        del state, params
-        return updates, optax.tree.norm(updates)
-
-    noting = optax.GradientTransformation(init, note)
-    train = make(optax.chain(noting, optax.sgd(0.1)))
+    train = make(optax.chain(noting_norm(), optax.sgd(0.1)))
     state = train.init(init_params())
     for t, batch in enumerate(batches(5)):
         state, info = train.step(state, batch)
@@ -208,45 +202,16 @@ def test_weights_divide_both_parts():
 @pytest.mark.parametrize("executor", ["fused", pytest.param("host", marks=FULL)])
 def test_groups_exchange_the_ranks_of_their_shards(executor):
     """With all ranks, groups train synchronously."""
-    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
-    places = {"hidden": P(None, "fsdp"), "bias": P("fsdp"), "out": P("fsdp")}
-    params = init_params() | {"out": np.ones((8, 3), np.float32) / 3}
-    params |= {"hidden": np.ones((5, 8), np.float32) / 4}
-    params |= {"bias": np.zeros(8, np.float32)}
-    sharded = {
-        name: jax.device_put(leaf, NamedSharding(mesh, places[name]))
-        for name, leaf in params.items()
-    }
-    train = make(
-        OPTIMIZERS["momentum"],
-        mesh=mesh,
-        axis_name="host",
-        executor=executor,
-        at_once=ALL_RANKS,
-    )
-    found = trajectory(train, sharded, batches(4), drain=False)[-1]
-    alone = make(OPTIMIZERS["momentum"], devices=2, width=1)
-    wanted = trajectory(alone, params, batches(4), drain=False)[-1]
+    tx, (mesh, sharded) = OPTIMIZERS["momentum"], groups()
+    settings = dict(mesh=mesh, axis_name="host", executor=executor, at_once=ALL_RANKS)
+    found = trajectory(make(tx, **settings), sharded, batches(4), drain=False)[-1]
+    alone = make(tx, devices=2, width=1)
+    wanted = trajectory(alone, PARAMS, batches(4), drain=False)[-1]
     chex.assert_trees_all_close(found, wanted, rtol=0, atol=4e-6)
 
 
 def test_restored_run_continues_bit_for_bit(tmp_path):
-    train, data = make(), batches(6)
-    state = train.init(init_params())
-    for batch in data[:3]:
-        state, _ = train.step(state, batch)
-    with checkpoint.manager(tmp_path / "run") as manager:
-        checkpoint.save(manager, state)
-        manager.wait_until_finished()
-        fresh = make()
-        restored = checkpoint.restore(manager, fresh, fresh.init(init_params()))
-    ends = []
-    for step, last in ((train, state), (fresh, restored.state)):
-        state = last
-        for batch in data[3:]:
-            state, _ = step.step(state, batch)
-        ends.append(jax.device_get(step.drain(state)[0].params))
-    assert_bits_equal(*ends)
+    assert_bits_equal(*with_and_without_a_restart(make, tmp_path / "run"))
 
 
 def test_transfers_list_the_rounds_of_the_codec_first():

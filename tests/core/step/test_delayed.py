@@ -6,8 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
@@ -26,9 +24,17 @@ from ...helpers import (
 )
 from ...reference import linearized, mean, split
 from ...train_step.refusals import refused
+from .parts import (
+    PARAMS,
+    STEPS,
+    groups,
+    noting_norm,
+    trained,
+    with_and_without_a_restart,
+)
 
 FULL = pytest.mark.full
-WORKERS, STEPS = 4, 6
+WORKERS = 4
 DELAYED = {"hidden": True, "bias": False, "out": True}
 FEEDBACK = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
 
@@ -193,11 +199,8 @@ SETTINGS = {
 
 @grid(0, name=SETTINGS)
 def test_both_executors_have_the_same_bits(name):
-    def run(executor):
-        train = make(executor=executor, **SETTINGS[name])
-        return trajectory(train, init_params(), batches(STEPS))[-1]
-
-    assert_bits_equal(run("fused"), run("host"))
+    ends = (trained(make, executor=x, **SETTINGS[name]) for x in ("fused", "host"))
+    assert_bits_equal(*ends)
 
 
 def test_function_and_prefix_choose_the_same():
@@ -266,17 +269,7 @@ def test_each_kind_of_gradient_is_skipped_alone(executor):
 
 
 def test_norm_equals_the_gradient_of_the_optimizer():
-
-    def init(params):
-        del params
-        return jnp.zeros(())
-
-    def note(updates, state, params=None):
-        del state, params
-        return updates, optax.tree.norm(updates)
-
-    noting = optax.GradientTransformation(init, note)
-    train = make(optax.chain(noting, optax.sgd(0.1)), width=3)
+    train = make(optax.chain(noting_norm(), optax.sgd(0.1)), width=3)
     state = train.init(init_params())
     for t, batch in enumerate(batches(5)):
         state, info = train.step(state, batch)
@@ -336,46 +329,27 @@ def test_loss_of_an_update_is_never_of_no_batch():
 @pytest.mark.parametrize("executor", ["fused", pytest.param("host", marks=FULL)])
 def test_groups_equal_devices(executor):
     """Groups that shard parameters give the parameters of as many devices."""
-    grouped = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
-    params = init_params() | {"out": np.ones((8, 3), np.float32) / 3}
-    params["hidden"] = np.ones((5, 8), np.float32) / 4
-    params["bias"] = np.zeros(8, np.float32)
-    places = {"hidden": P(None, "fsdp"), "bias": P("fsdp"), "out": P("fsdp")}
-    sharded = {
-        name: jax.device_put(leaf, NamedSharding(grouped, places[name]))
-        for name, leaf in params.items()
-    }
+    mesh, sharded = groups()
     alone = make(devices=2, executor=executor)
-    train = make(mesh=grouped, axis_name="host", executor=executor)
+    train = make(mesh=mesh, axis_name="host", executor=executor)
     found, wanted = (
         trajectory(each, start, batches(4))[-1]
-        for each, start in ((train, sharded), (alone, params))
+        for each, start in ((train, sharded), (alone, PARAMS))
     )
     chex.assert_trees_all_close(found, wanted, rtol=0, atol=2e-6)
 
 
 def test_restored_run_continues_bit_for_bit(tmp_path):
-    train, data = make(all_reduce=FEEDBACK), batches(6)
-    state = train.init(init_params())
-    for batch in data[:3]:
-        state, _ = train.step(state, batch)
-    with checkpoint.manager(tmp_path / "run") as manager:
-        checkpoint.save(manager, state)
-        manager.wait_until_finished()
-        fresh = make(all_reduce=FEEDBACK)
-        restored = checkpoint.restore(manager, fresh, fresh.init(init_params()))
-        other = make(delayed=None, all_reduce=FEEDBACK)
-        with refused(
-            "the form of the checkpoint in .*optimizer and options that it was"
-        ):
-            checkpoint.restore(manager, other, other.init(init_params()))
-    both = [(train, state), (fresh, restored.state)]
-    ends = []
-    for step, state in both:
-        for batch in data[3:]:
-            state, _ = step.step(state, batch)
-        ends.append(jax.device_get(step.drain(state)[0].params))
-    assert_bits_equal(*ends)
+    def coded(**settings):
+        return make(all_reduce=FEEDBACK, **settings)
+
+    assert_bits_equal(*with_and_without_a_restart(coded, tmp_path / "run"))
+    other = coded(delayed=None)
+    with (
+        checkpoint.manager(tmp_path / "run") as manager,
+        refused("the form of the checkpoint in .*optimizer and options that it was"),
+    ):
+        checkpoint.restore(manager, other, other.init(init_params()))
 
 
 def test_state_of_another_choice_is_refused():
