@@ -1,8 +1,8 @@
 """Measures how a delay changes learning, by the number of replicas that share a batch.
 
-Claim: the more replicas share a batch of a given size, the noisier a device's own
-gradient, and the less a prediction with it is worth. What is exchanged at once does not
-depend on their number.
+Question: how much does each way to train with a delay lose, the more replicas share a
+batch of a given size? The more they are, the noisier is a device's own gradient, by
+which it predicts. What is exchanged at once does not depend on their number.
 
 The global batch is the same for any number of replicas. A step runs for all replicas on
 one device (`_simulated`), with the program of the real step. The tasks are those of
@@ -12,8 +12,7 @@ synchronous training, and every method then runs at this rate.
 
 Command: python -m experiments.replicas --text tinyshakespeare.txt
          If it is interrupted, start it again: it keeps the runs that have ended.
-Time: on 2 cores, from 2 minutes (MNIST) to half an hour (text) for each run.
-Result: experiments/results/replicas.json
+Result: experiments/results/replicas.json, once all runs have ended
 """
 
 import dataclasses
