@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -106,13 +107,9 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         return {"opt": optax.ScaleByScheduleState(count)}
 
     def original(params: Any) -> History:
-        state, history = {"params": params, "opt": tx.init(params)}, History([], [])
-        for batch in batches:
-            state, found = update_fn(state, key, batch)
-            history.params.append(state["params"])
-            norms = {"l2_grads": found["l2_grads"]}
-            history.reported.append((found["training_loss"], norms))
-        return history
+        return updated(
+            update_fn, {"params": params, "opt": tx.init(params)}, key, batches
+        )
 
     @jax.jit
     def mean_gradient(params: Any, count: int, batch: Any) -> Any:
@@ -147,3 +144,19 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
         delayed=delayed,
         converted=converted,
     )
+
+
+def updated(
+    update_fn: Callable[..., Any],
+    state: dict[str, Any],
+    key: jax.Array,
+    batches: Sequence[Any],
+) -> History:
+    """Returns the history of a loop over the program's own update."""
+    history = History([], [])
+    for batch in batches:
+        state, found = update_fn(state, key, batch)
+        history.params.append(state["params"])
+        norms = {"l2_grads": found["l2_grads"]}
+        history.reported.append((found["training_loss"], norms))
+    return history

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from . import _loops
+from ._big_vision import updated
 from ._program import Conversion, History, Program
 from ._sources import function, load
 
@@ -117,13 +118,9 @@ def program(sources: pathlib.Path, steps: int, seed: int) -> Program:
     none = {"opt": optax.ScaleByScheduleState(0)}  # counts for a key that nobody uses
 
     def original(params: Any) -> History:
-        state, history = {"params": params, "opt": tx.init(params)}, History([], [])
-        for batch in batches:
-            state, found = update_fn(state, key, batch)
-            history.params.append(state["params"])
-            norms = {"l2_grads": found["l2_grads"]}
-            history.reported.append((found["training_loss"], norms))
-        return history
+        return updated(
+            update_fn, {"params": params, "opt": tx.init(params)}, key, batches
+        )
 
     @jax.jit
     def gradient(params: Any, batch: Any) -> Any:
