@@ -95,7 +95,7 @@ class AlternatingPowerSGD(PowerSGD):
     def _kept(self, state: Any, turn: int, dtype: Any) -> list[jax.Array]:
         """Returns what is not sent in this turn, `Q` or `P`, made orthonormal."""
         kept, sides = self._matrices(state)[1 - turn]
-        return [orthonormal(x) for x in self._cut(kept.astype(dtype), sides)]
+        return orthonormal(self._cut(kept.astype(dtype), sides))
 
     def _factors(
         self, state: Any, total: jax.Array

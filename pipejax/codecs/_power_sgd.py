@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 
 from pipejax._internal.bits import from_words, to_words
@@ -135,7 +136,7 @@ class PowerSGD(Linear):
         )
 
     def _orthonormal(self, first: jax.Array) -> list[jax.Array]:
-        return [orthonormal(p) for p in self._cut(first, self._rows())]
+        return orthonormal(self._cut(first, self._rows()))
 
     def _cut(self, numbers: jax.Array, sides: list[int]) -> tuple[jax.Array, ...]:
         """Cuts the beginning of a vector into matrices of `[side, rank]`."""
@@ -229,21 +230,33 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
     return PowerSGD(operator.index(rank), key)
 
 
-def orthonormal(columns: jax.Array) -> jax.Array:
-    """Makes the columns of a matrix `[m, r]` orthonormal by the Gram-Schmidt process.
+def orthonormal(matrices: Sequence[jax.Array]) -> list[jax.Array]:
+    """Makes the columns of matrices `[m, r]` orthonormal by the Gram-Schmidt process.
 
-    A column that depends on those before it becomes zero. NaN stays NaN.
+    A column that depends on those before it becomes zero. NaN stays NaN. Matrices of
+    the same shape are one array for the device, which has fewer operations then.
     """
-    done: list[jax.Array] = []
-    for i in range(columns.shape[1]):
-        column = columns[:, i]
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        by_shape.setdefault(matrix.shape, []).append(i)
+    found = {}
+    for places in by_shape.values():
+        stacked = jax.vmap(_gram_schmidt)(jnp.stack([matrices[i] for i in places]))
+        found.update(zip(places, stacked, strict=True))
+    return [found[i] for i in range(len(matrices))]
+
+
+def _gram_schmidt(columns: jax.Array) -> jax.Array:
+    def one(i: jax.Array, found: jax.Array) -> jax.Array:
+        # Columns that have had their turn are orthonormal.
+        done = jnp.where(jnp.arange(found.shape[1]) < i, found, 0.0)
+        column = lax.dynamic_index_in_dim(found, i, 1, keepdims=False)
         # Squares of the elements could overflow or underflow in float32 otherwise.
         largest = jnp.max(jnp.abs(column), initial=0.0)
         column = column / jnp.where(largest == 0, 1.0, largest)
         length = jnp.linalg.norm(column)
         for _ in range(2):  # The second pass removes what rounding errors have left.
-            for other in done:
-                column = column - jnp.vdot(other, column) * other
+            column = column - done @ (column @ done)
         norm = jnp.linalg.norm(column)
         # What is left of a dependent column is rounding error. That of float32 is 6e-8
         # for each operation, so 1e-5 leaves room for about 160 of them in the same
@@ -252,8 +265,10 @@ def orthonormal(columns: jax.Array) -> jax.Array:
         # Both comparisons are false for NaN, so that a NaN column stays NaN.
         gone = norm <= 1e-5 * length
         column = column / jnp.where(kept, norm, jnp.where(gone, 1.0, norm))
-        done.append(jnp.where(gone, 0.0, column))
-    return jnp.stack(done, axis=1)
+        column = jnp.where(gone, 0.0, column)
+        return lax.dynamic_update_index_in_dim(found, column, i, 1)
+
+    return lax.fori_loop(0, columns.shape[1], one, columns)
 
 
 def restarted(new: jax.Array, old: jax.Array) -> jax.Array:
