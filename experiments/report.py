@@ -125,6 +125,11 @@ def commit() -> str:
     return f"{name}-dirty" if changed else name
 
 
+def provenance() -> dict[str, str]:
+    """Returns what runs of one result may differ in: the commit and the XLA flags."""
+    return {"commit": commit(), "xla_flags": os.environ.get("XLA_FLAGS", "")}
+
+
 def _git(*arguments: str) -> str:
     """Returns what git prints, or nothing if it fails."""
     done = subprocess.run(

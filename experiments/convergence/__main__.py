@@ -27,7 +27,6 @@ Result: experiments/results/convergence.json, docs/convergence.png
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -108,7 +107,7 @@ def run_all(config: Config) -> dict[str, Any]:
                         devices=config.cpu_devices,
                     )
                     print(run, ended["test_loss"], ended["test_accuracy"], flush=True)
-                    result["runs"].append(run | ended | provenance())
+                    result["runs"].append(run | ended | report.provenance())
                     report.save(config.out, seed=result["seeds"][0], **result)
     return result
 
@@ -146,12 +145,6 @@ def begun(config: Config) -> dict[str, Any]:
         "seeds": list(dict.fromkeys((*before["seeds"], *config.seeds))),
         "runs": before["runs"],
     }
-
-
-def provenance() -> dict[str, str]:
-    """Returns the commit and the XLA flags, which may differ between runs."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    return {"commit": report.commit(), "xla_flags": flags}
 
 
 if __name__ == "__main__":

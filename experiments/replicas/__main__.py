@@ -6,18 +6,21 @@ which it predicts. What is exchanged at once does not depend on their number.
 
 The global batch is the same for any number of replicas. A step runs for all replicas on
 one device (`_simulated`), with the program of the real step. The tasks are those of
-`experiments.learning`, the text with 64 sequences a batch. As in
-`experiments.convergence`, a sweep in factors of 2 tunes the learning rate for
-synchronous training, and every method then runs at this rate.
+`experiments.learning`, the text with 64 sequences a batch and 600 steps. A search in
+factors of 2 tunes the learning rate for synchronous training, and every method then
+runs at this rate. Methods that exchange a part at once have the same result for any
+number of replicas, and run for the least.
 
-Command: python -m experiments.replicas --text tinyshakespeare.txt
+Command: python -m experiments.replicas --task mnist
+         and with --task cifar10, and with --task shakespeare --text tinyshakespeare.txt
          If it is interrupted, start it again: it keeps the runs that have ended.
-Result: experiments/results/replicas.json, once all runs have ended
+Result: experiments/results/replicas_TASK.json, once all runs have ended
 """
 
 import dataclasses
 import itertools
 import json
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -31,12 +34,10 @@ import pipejax as pj
 from experiments import learning, report
 from experiments.convergence import (
     OPTIMIZERS,
-    TASKS,
     Run,
     finite,
     found,
     make_task,
-    tuned_rate,
 )
 
 from ._simulated import Simulated
@@ -48,18 +49,21 @@ METHODS: dict[str, dict[str, Any]] = {
     "K=2, own": {"weight_prediction": "own"},
     "K=2, plain": {"weight_prediction": False},
     "K=2, rank 4 at once": {"at_once": 4},
+    "K=2, rank 8 at once": {"at_once": 8},
     "K=2, rank 16 at once": {"at_once": 16},
 }
 # The examples of a batch, which the replicas share.
 BATCH = {"mnist": 256, "cifar10": 64, "shakespeare": 64}
+# The rate that the search tries first.
+FIRST = {"momentum": 0.1, "adamw": 0.004, "muon": 0.002}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Settings of the comparison."""
 
-    tasks: tuple[str, ...] = TASKS
-    """The names of the tasks, which are those of `experiments.learning`."""
+    task: str
+    """The name of the task, one of `experiments.learning`."""
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     """The names of the optimizers, whose rate is tuned for every task."""
     methods: tuple[str, ...] = tuple(METHODS)
@@ -74,24 +78,29 @@ class Config:
     """The folder of the TFDS data sets; by default TFDS's own folder."""
     text: pathlib.Path = pathlib.Path("tinyshakespeare.txt")
     """The text file that the transformer learns from."""
-    out: pathlib.Path = report.RESULTS / "replicas.json"
-    """The file of the result. Runs that it already holds are not repeated."""
+    out: pathlib.Path | None = None
+    """The file of the result, by default `replicas_TASK.json` beside the others. Runs
+    that it already holds are not repeated."""
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The file of the result."""
+        return self.out or report.RESULTS / f"replicas_{self.task}.json"
 
 
 def main(config: Config) -> dict[str, Any]:
     """Runs what the result does not hold yet, and prints the table."""
     jax.config.update("jax_platforms", "cpu")
-    result = begun(config)
-    for name, optimizer in itertools.product(config.tasks, config.optimizers):
-        task = task_of(name, config)
+    result, task = begun(config), task_of(config)
+    for optimizer in config.optimizers:
         for run in itertools.chain(
-            sweep(name, optimizer, result), grid(name, optimizer, config, result)
+            search(config.task, optimizer, result), grid(optimizer, config, result)
         ):
             if found(result["runs"], run) is None:
                 ended = train(task, run)
-                print(run, ended["test_loss"], flush=True)
-                result["runs"].append(run | ended | {"commit": report.commit()})
-                report.save(config.out, seed=config.seeds[0], **result)
+                print(run, ended["test_loss"], ended["test_accuracy"], flush=True)
+                result["runs"].append(run | ended | report.provenance())
+                report.save(config.path, seed=config.seeds[0], **result)
     report.console(width=120).print(report.table("loss above K=1", rows(result)))
     return result
 
@@ -99,63 +108,104 @@ def main(config: Config) -> dict[str, Any]:
 def begun(config: Config) -> dict[str, Any]:
     """Returns the result so far, with the runs that the file already holds."""
     runs: list[Run] = []
-    if config.out.exists():
-        before = json.loads(config.out.read_text())
+    if config.path.exists():
+        before = json.loads(config.path.read_text())
         if before["steps"] != config.steps:
             raise ValueError(
-                f"{config.out} has runs of {before['steps']} steps, not of"
+                f"{config.path} has runs of {before['steps']} steps, not of"
                 f" {config.steps}: give another --out, or remove it"
             )
         runs = before["runs"]
-    return {"steps": config.steps, "seeds": list(config.seeds), "runs": runs}
+    return {
+        "task": config.task,
+        "steps": config.steps,
+        "seeds": list(config.seeds),
+        "runs": runs,
+    }
 
 
-def task_of(name: str, config: Config) -> learning.Task:
-    """Returns a task, the text with longer batches than for a few devices."""
-    if name == "shakespeare":
+def task_of(config: Config) -> learning.Task:
+    """Returns the task, the text with longer batches than for a few devices."""
+    if config.task == "shakespeare":
         return learning.characters(
-            config.text, batch_size=BATCH[name], steps=config.steps or 1000
+            config.text, batch_size=BATCH[config.task], steps=config.steps or 600
         )
     return make_task(
-        name, text=config.text, data_dir=config.data_dir, steps=config.steps
+        config.task, text=config.text, data_dir=config.data_dir, steps=config.steps
     )
 
 
 def key(
     task: str, optimizer: str, rate: float, method: str, replicas: int, seed: int
 ) -> Run:
-    """Returns the values that identify a run. Synchronous runs have one replica."""
+    """Returns the values that identify a run."""
     return {
         "task": task,
         "optimizer": optimizer,
         "rate": rate,
         "method": method,
-        "replicas": 1 if METHODS[method].get("width") == 1 else replicas,
+        "replicas": replicas,
         "seed": seed,
     }
 
 
-def sweep(task: str, optimizer: str, result: dict[str, Any]) -> Iterator[Run]:
-    """Yields the runs that tune the learning rate."""
-    for rate in OPTIMIZERS[optimizer].rates:
-        yield key(task, optimizer, rate, "K=1", 1, result["seeds"][0])
+def search(task: str, optimizer: str, result: dict[str, Any]) -> Iterator[Run]:
+    """Yields the runs that tune the learning rate, in factors of 2.
+
+    It goes to lower, then to higher rates, until the loss does not fall any more.
+    """
+
+    def run(rate: float) -> Run:
+        return key(task, optimizer, rate, "K=1", 1, result["seeds"][0])
+
+    def loss(rate: float) -> float:
+        ended = found(result["runs"], run(rate))
+        return math.inf if ended is None else ended["test_loss"] or math.inf
+
+    rate = FIRST[optimizer]
+    yield run(rate)
+    for factor in (0.5, 2.0):
+        yield run(factor * rate)
+        while loss(factor * rate) < loss(rate):
+            rate *= factor
+            yield run(factor * rate)
 
 
-def grid(
-    task: str, optimizer: str, config: Config, result: dict[str, Any]
-) -> Iterator[Run]:
-    """Yields the runs that are compared. The runs of the sweep must have ended."""
-    rate = tuned_rate(task, optimizer, result["seeds"][0], result["runs"])
+def tuned(optimizer: str, result: dict[str, Any]) -> float:
+    """Returns the rate at which synchronous training has the lowest test loss."""
+    swept = [
+        run
+        for run in result["runs"]
+        if (run["optimizer"], run["method"]) == (optimizer, "K=1")
+        and run["seed"] == result["seeds"][0]
+    ]
+    return min(swept, key=lambda run: run["test_loss"] or math.inf)["rate"]
+
+
+def grid(optimizer: str, config: Config, result: dict[str, Any]) -> Iterator[Run]:
+    """Yields the runs that are compared. The runs of the search must have ended."""
+    rate = tuned(optimizer, result)
     methods = ("K=1", *(name for name in config.methods if name != "K=1"))
-    for seed, method, replicas in itertools.product(
-        config.seeds, methods, replicas_of(task, config)
-    ):
-        yield key(task, optimizer, rate, method, replicas, seed)
+    for seed, method in itertools.product(config.seeds, methods):
+        for replicas in counts_of(method, replicas_of(config)):
+            yield key(config.task, optimizer, rate, method, replicas, seed)
 
 
-def replicas_of(task: str, config: Config) -> list[int]:
+def counts_of(method: str, counts: list[int]) -> list[int]:
+    """Returns the numbers of replicas that a method runs with."""
+    if METHODS[method].get("width") == 1:
+        return [1]
+    return counts[:1] if is_same_for_all(method) else counts
+
+
+def is_same_for_all(method: str) -> bool:
+    """Returns whether results do not depend on the number of replicas."""
+    return METHODS[method].get("width") == 1 or "at_once" in METHODS[method]
+
+
+def replicas_of(config: Config) -> list[int]:
     """Returns the numbers of replicas among which a batch of the task divides."""
-    size = BATCH.get(task, BATCH["mnist"])
+    size = BATCH.get(config.task, BATCH["mnist"])
     return [count for count in config.replicas if size % count == 0]
 
 
@@ -164,29 +214,29 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 
     A cell is the mean over the seeds that have been run, and its standard error.
     """
-    runs, titles = result["runs"], ["task", "optimizer", "replicas"]
-    methods = [name for name in METHODS if name != "K=1"]
-    cases = dict.fromkeys(
-        (run["task"], run["optimizer"], run["replicas"])
-        for run in runs
-        if run["method"] != "K=1"
-    )
-    table = [[*titles, *methods]]
-    for case in cases:
-        task, optimizer, replicas = case
-        rate = tuned_rate(task, optimizer, result["seeds"][0], runs)
-        row = [task, optimizer, str(replicas)]
-        for method in methods:
-            pairs = [
-                [
-                    found(runs, key(task, optimizer, rate, name, replicas, seed))
-                    for name in ("K=1", method)
-                ]
-                for seed in result["seeds"]
-            ]
-            row.append(_above([pair for pair in pairs if all(pair)]))
-        table.append(row)
+    methods, counts = [name for name in METHODS if name != "K=1"], dict[int, None]()
+    for run in result["runs"]:
+        counts |= {run["replicas"]: None} if run["method"] != "K=1" else {}
+    table = [["optimizer", "replicas", *methods]]
+    optimizers = dict.fromkeys(run["optimizer"] for run in result["runs"])
+    for optimizer, count in itertools.product(optimizers, sorted(counts)):
+        cells = (above(optimizer, method, count, result) for method in methods)
+        table.append([optimizer, str(count), *cells])
     return table
+
+
+def above(optimizer: str, method: str, replicas: int, result: dict[str, Any]) -> str:
+    """Returns how much higher the runs of a method end than synchronous ones."""
+    rate, task = tuned(optimizer, result), result["task"]
+
+    def end(name: str, seed: int) -> Run | None:
+        wanted = key(task, optimizer, rate, name, replicas, seed)
+        if is_same_for_all(name):
+            del wanted["replicas"]
+        return found(result["runs"], wanted)
+
+    pairs = [[end(name, seed) for name in ("K=1", method)] for seed in result["seeds"]]
+    return _above([pair for pair in pairs if all(pair)])
 
 
 def _above(pairs: list[list[Any]]) -> str:

@@ -239,7 +239,7 @@ def orthonormal(matrices: Sequence[jax.Array]) -> list[jax.Array]:
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for i, matrix in enumerate(matrices):
         by_shape.setdefault(matrix.shape, []).append(i)
-    found = {}
+    found: dict[int, jax.Array] = {}
     for places in by_shape.values():
         stacked = jax.vmap(_gram_schmidt)(jnp.stack([matrices[i] for i in places]))
         found.update(zip(places, stacked, strict=True))
