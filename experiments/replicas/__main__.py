@@ -6,7 +6,8 @@ which it predicts. What is exchanged at once does not depend on their number.
 
 The global batch is the same for any number of replicas. A step runs for all replicas on
 one device (`_simulated`), with the program of the real step. The tasks are those of
-`experiments.learning`, the text with 64 sequences a batch and 600 steps. A search in
+`experiments.learning`, the text with 64 sequences a batch. A run is short, which is hard
+for a delay: most of its harm comes early, where the loss falls fast. A search in
 factors of 2 tunes the learning rate for synchronous training, and every method then
 runs at this rate. Methods that exchange a part at once have the same result for any
 number of replicas, and run for the least.
@@ -54,8 +55,12 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 # The examples of a batch, which the replicas share.
 BATCH = {"mnist": 256, "cifar10": 64, "shakespeare": 64}
-# The rate that the search tries first.
-FIRST = {"momentum": 0.1, "adamw": 0.004, "muon": 0.002}
+# The rates that the search tries first.
+FIRST = {
+    "mnist": {"momentum": 0.1, "adamw": 0.004, "muon": 0.001},
+    "cifar10": {"momentum": 0.025, "adamw": 0.002, "muon": 0.002},
+    "shakespeare": {"momentum": 0.4, "adamw": 0.008, "muon": 0.008},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +77,8 @@ class Config:
     """The numbers of replicas, of which a task takes those that divide its batch."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """The seeds of parameters and batches."""
-    steps: int | None = None
-    """The number of steps of every run; by default that of the task."""
+    steps: int = 500
+    """The number of steps of every run."""
     data_dir: pathlib.Path | None = None
     """The folder of the TFDS data sets; by default TFDS's own folder."""
     text: pathlib.Path = pathlib.Path("tinyshakespeare.txt")
@@ -128,7 +133,7 @@ def task_of(config: Config) -> learning.Task:
     """Returns the task, the text with longer batches than for a few devices."""
     if config.task == "shakespeare":
         return learning.characters(
-            config.text, batch_size=BATCH[config.task], steps=config.steps or 600
+            config.text, batch_size=BATCH[config.task], steps=config.steps
         )
     return make_task(
         config.task, text=config.text, data_dir=config.data_dir, steps=config.steps
@@ -162,7 +167,7 @@ def search(task: str, optimizer: str, result: dict[str, Any]) -> Iterator[Run]:
         ended = found(result["runs"], run(rate))
         return math.inf if ended is None else ended["test_loss"] or math.inf
 
-    rate = FIRST[optimizer]
+    rate = FIRST[task][optimizer]
     yield run(rate)
     for factor in (0.5, 2.0):
         yield run(factor * rate)

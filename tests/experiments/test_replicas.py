@@ -60,7 +60,7 @@ def test_step_of_several_devices_is_not_simulated():
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    monkeypatch.setitem(replicas.FIRST, "momentum", 0.8)
+    monkeypatch.setitem(replicas.FIRST, "digits", {"momentum": 0.8})
     return replicas.Config(
         task="digits",
         optimizers=("momentum",),
