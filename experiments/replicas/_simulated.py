@@ -15,6 +15,7 @@ import pipejax as pj
 from pipejax._core.executors import delayed_part, run_at_once
 from pipejax._core.message import (
     InFlight,
+    codec_states,
     joined_states,
     parted_states,
     shift,
@@ -65,7 +66,9 @@ class Simulated:
         queues = jax.tree.map(
             lambda x: jnp.repeat(x[None], self.replicas, axis=0), state.in_flight
         )
-        queues = queues._replace(filled=state.in_flight.filled)
+        queues = queues._replace(
+            filled=state.in_flight.filled, codec_states=self._codec_states(state)
+        )
         return State(common._replace(trainable=trained), queues)
 
     def run(self, state: State, batches: Iterator[Any], steps: int) -> Any:
@@ -111,6 +114,27 @@ class Simulated:
             out_axes=None,
             axis_name=self.train.axis_name,
         )
+        return mapped(jnp.zeros(self.replicas))
+
+    def _codec_states(self, state: pj.PipelineState) -> Any:
+        """Returns the codec states of all replicas, which depend on their number."""
+        config = self.train.config
+        parts = config.empty_messages(
+            state.trainable.whole_params, None, state.trainable.shards
+        )
+        configs = (config, config.at_once)
+
+        def local(_: Any) -> Any:
+            states = [
+                codec_states(
+                    part._replace(passengers=None), each.sums_by, self.train.axis_name
+                )
+                for part, each in zip(parts, configs, strict=True)
+                if part is not None
+            ]
+            return joined_states(*states) if len(states) == 2 else states[0]
+
+        mapped = jax.vmap(local, axis_name=self.train.axis_name)
         return mapped(jnp.zeros(self.replicas))
 
     def _shares(self, batch: Any) -> Any:

@@ -10,6 +10,8 @@ import pytest
 
 import pipejax as pj
 from experiments.replicas import __main__ as replicas
+from experiments.replicas import _runs
+from experiments.replicas._methods import bytes_of
 from experiments.replicas._simulated import Simulated
 
 from ..grid import grid
@@ -17,11 +19,13 @@ from ..helpers import OPTIMIZERS, batches, init_params, loss_fn
 from . import here
 
 STEPS = 6
+FED_BACK = pj.codecs.error_feedback(pj.codecs.int4())
 SETTINGS = {
     "K=1": {"width": 1},
     "K=2": {},
     "K=3": {"width": 3},
     "own": {"weight_prediction": "own"},
+    "int4 fed back": {"all_reduce": pj.collectives.two_shot(FED_BACK)},
     "rank 1 at once": {"at_once": pj.codecs.power_sgd(1, jax.random.key(0))},
     "delayed": {"delayed": {"hidden": True, "bias": False, "out": True}},
 }
@@ -60,7 +64,7 @@ def test_step_of_several_devices_is_not_simulated():
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    monkeypatch.setitem(replicas.FIRST, "digits", {"momentum": 0.8})
+    monkeypatch.setitem(_runs.FIRST, "digits", {"momentum": 0.8})
     return replicas.Config(
         task="digits",
         optimizers=("momentum",),
@@ -83,7 +87,7 @@ def test_each_run_is_done_once_and_the_table_has_all(config, monkeypatch, capsys
     assert {best / 2, best, 2 * best} <= rates.keys()
     # One more synchronous seed, one method for 4 and 16 replicas, and one for any.
     assert len(runs) == len(rates) + 1 + 2 * 2 + 2
-    titles, *rows = replicas.rows(result)
+    titles, *rows = replicas.delay_rows(result)
     assert [row[:2] for row in rows] == [["momentum", "4"], ["momentum", "16"]]
     few, many = (dict(zip(titles, row, strict=True)) for row in rows)
     assert "±" in few["K=2"]
@@ -94,3 +98,25 @@ def test_each_run_is_done_once_and_the_table_has_all(config, monkeypatch, capsys
     assert "test_loss" not in capsys.readouterr().out
     with pytest.raises(ValueError, match="has runs of 20 steps, not of 30"):
         replicas.main(dataclasses.replace(config, steps=30))
+
+
+@pytest.mark.full
+def test_codecs_are_compared_at_both_widths(config, monkeypatch):
+    here.limit_devices(monkeypatch)
+    names = tuple(
+        f"K={width}, {codec}" for codec in ("bf16", "fp4") for width in (1, 2)
+    )
+    config = dataclasses.replace(config, codecs=True, methods=names, seeds=(0,))
+    titles, none, *rows = replicas.codec_rows(replicas.main(config))
+    assert titles[2:] == ["momentum, K=1", "momentum, K=2"]
+    assert none == ["none", "4", "+0.0000", ""]
+    sizes = {row[0]: float(row[1]) for row in rows}
+    assert sizes["bf16"] == 2
+    assert 0.6 < sizes["fp4"] < 0.7
+    assert all(float(cell) < 0.2 for row in rows for cell in row[2:])
+
+
+def test_bytes_of_a_codec_are_those_of_its_payload():
+    assert bytes_of("int8", ((16, 16), (256,))) == 2 * (256 + 4)
+    # Two matrices of 16 x 1, and a vector that is sent as it is.
+    assert bytes_of("PowerSGD 1, fed back", ((16, 16), (256,))) == 4 * (32 + 256)

@@ -1,0 +1,103 @@
+"""Which runs there are, and how each is made."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import pipejax as pj
+from experiments import learning
+from experiments.convergence import OPTIMIZERS, Run, finite, found
+
+from ._methods import is_same_for_all, settings
+from ._simulated import Simulated
+
+Result = dict[str, Any]
+# The rates that the search tries first.
+FIRST = {
+    "mnist": {"momentum": 0.1, "adamw": 0.004, "muon": 0.001},
+    "cifar10": {"momentum": 0.025, "adamw": 0.002, "muon": 0.002},
+    "shakespeare": {"momentum": 0.4, "adamw": 0.008, "muon": 0.008},
+}
+
+
+def key(
+    task: str, optimizer: str, rate: float, method: str, replicas: int, seed: int
+) -> Run:
+    """Returns the values that identify a run."""
+    return {
+        "task": task,
+        "optimizer": optimizer,
+        "rate": rate,
+        "method": method,
+        "replicas": 1 if method == "K=1" else replicas,
+        "seed": seed,
+    }
+
+
+def search(optimizer: str, result: Result) -> Iterator[Run]:
+    """Yields the runs that tune the learning rate, in factors of 2.
+
+    It goes to lower, then to higher rates, until the loss does not fall any more.
+    """
+    task, seed = result["task"], result["seeds"][0]
+
+    def run(rate: float) -> Run:
+        return key(task, optimizer, rate, "K=1", 1, seed)
+
+    def loss(rate: float) -> float:
+        ended = found(result["runs"], run(rate))
+        return math.inf if ended is None else ended["test_loss"] or math.inf
+
+    rate = FIRST[task][optimizer]
+    yield run(rate)
+    for factor in (0.5, 2.0):
+        yield run(factor * rate)
+        while loss(factor * rate) < loss(rate):
+            rate *= factor
+            yield run(factor * rate)
+
+
+def tuned(optimizer: str, result: Result) -> float:
+    """Returns the rate at which synchronous training has the lowest test loss."""
+    wanted = {"optimizer": optimizer, "method": "K=1", "seed": result["seeds"][0]}
+    swept = [run for run in result["runs"] if wanted.items() <= run.items()]
+    return min(swept, key=lambda run: run["test_loss"] or math.inf)["rate"]
+
+
+def grid(
+    optimizer: str, methods: Sequence[str], counts: Sequence[int], result: Result
+) -> Iterator[Run]:
+    """Yields the runs that are compared. The runs of the search must have ended."""
+    rate = tuned(optimizer, result)
+    methods = ("K=1", *(name for name in methods if name != "K=1"))
+    for seed, method in itertools.product(result["seeds"], methods):
+        for count in counts[:1] if is_same_for_all(method) else counts:
+            yield key(result["task"], optimizer, rate, method, count, seed)
+
+
+def train(task: learning.Task, run: Run) -> dict[str, Any]:
+    """Returns the test results after a run."""
+    optimizer = OPTIMIZERS[run["optimizer"]]
+    step = pj.make_train_step(
+        task.loss,
+        optax.chain(task.clip, optimizer.make(task.schedule(run["rate"]))),
+        mesh=pj.data_mesh(1),
+        executor="fused",
+        **settings(run["method"], run["seed"]),
+    )
+    simulated = Simulated(step, run["replicas"])
+    state = simulated.init(task.init(run["seed"]))
+    state, losses = simulated.run(state, task.batches(run["seed"]), task.steps)
+    end = task.test(jax.device_get(simulated.drained(state)))
+    reported = losses[step.width - 1 :]  # no earlier loss has arrived
+    parts = np.array_split(reported, min(25, len(reported)))
+    means = [float(np.mean(part)) for part in parts]
+    return {
+        **{name: finite(value) for name, value in end.items()},
+        "losses": [finite(loss) for loss in means],
+    }

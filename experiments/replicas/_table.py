@@ -1,0 +1,76 @@
+"""The tables of the results."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.convergence import found
+
+from ._methods import CODECS, DELAYS, is_same_for_all
+from ._runs import Result, key, tuned
+
+
+def delay_rows(result: Result) -> list[list[str]]:
+    """Returns a row for each optimizer and number of replicas.
+
+    A cell is how much higher the test loss is than that of synchronous training: the
+    mean over the seeds that have been run, and its standard error.
+    """
+    delayed = [run for run in result["runs"] if run["method"] in DELAYS]
+    counts = sorted({run["replicas"] for run in delayed})
+    table = [["optimizer", "replicas", *DELAYS]]
+    for optimizer, count in itertools.product(_optimizers(delayed), counts):
+        cells = (above(optimizer, method, count, result) for method in DELAYS)
+        table.append([optimizer, str(count), *cells])
+    return table
+
+
+def codec_rows(result: Result) -> list[list[str]]:
+    """Returns a row for each codec, with its bytes an element.
+
+    A cell is as in `delay_rows`, for each optimizer and width, with four replicas.
+    """
+    coded = [run for run in result["runs"] if "bytes" in run]
+    sizes = {run["method"].partition(", ")[2]: run["bytes"] for run in coded}
+    cases = [*itertools.product(_optimizers(coded), (1, 2))]
+    titles = [f"{optimizer}, K={width}" for optimizer, width in cases]
+    table = [["codec", "bytes an element", *titles]]
+    for codec in ("none", *(name for name in CODECS if name in sizes)):
+        cells = [
+            above(name, f"K={width}" + f", {codec}" * (codec != "none"), 4, result)
+            for name, width in cases
+        ]
+        table.append([codec, f"{sizes.get(codec, 4):.3g}", *cells])
+    return table
+
+
+def above(optimizer: str, method: str, replicas: int, result: Result) -> str:
+    """Returns how much higher the runs of a method end than synchronous ones."""
+    rate = tuned(optimizer, result)
+
+    def end(name: str, seed: int) -> Any:
+        wanted = key(result["task"], optimizer, rate, name, replicas, seed)
+        if is_same_for_all(name):
+            del wanted["replicas"]
+        return found(result["runs"], wanted)
+
+    pairs = [[end(name, seed) for name in ("K=1", method)] for seed in result["seeds"]]
+    return _above([pair for pair in pairs if all(pair)])
+
+
+def _above(pairs: Sequence[Sequence[Any]]) -> str:
+    ends = [[run["test_loss"] for run in pair] for pair in pairs]
+    if any(None in pair for pair in ends):
+        return "diverged"
+    if not ends:
+        return ""
+    above = np.array([later - first for first, later in ends])
+    if len(above) == 1:
+        return f"{above[0]:+.4f}"
+    return f"{above.mean():+.4f} ± {above.std(ddof=1) / len(above) ** 0.5:.4f}"
+
+
+def _optimizers(runs: Sequence[dict[str, Any]]) -> list[str]:
+    return [*dict.fromkeys(run["optimizer"] for run in runs)]
