@@ -12,8 +12,8 @@ one device (`_simulated`), with the program of the real step. The tasks are thos
 `experiments.learning`, the text with 64 sequences a batch. Runs are short, which is
 hard for a delay: most of its harm comes early, where the loss falls fast. A search in
 factors of 2 tunes the learning rate for synchronous training, and every method then
-runs at this rate. Methods that exchange a part at once have the same result for any
-number of replicas, and run for the least.
+runs at this rate. Methods without prediction have the same result for any number of
+replicas, and run for the least.
 
 Command: python -m experiments.replicas --task mnist
          and with --task cifar10, and with --task shakespeare --text tinyshakespeare.txt

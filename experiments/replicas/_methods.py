@@ -54,7 +54,10 @@ def settings(method: str, seed: int) -> dict[str, Any]:
 
 def is_same_for_all(method: str) -> bool:
     """Returns whether results do not depend on the number of replicas."""
-    return method == "K=1" or "at_once" in METHODS[method]
+    found = METHODS[method]
+    return (
+        method == "K=1" or "at_once" in found or found.get("weight_prediction") is False
+    )
 
 
 def bytes_of(codec: str, shapes: tuple[tuple[int, ...], ...]) -> int:
