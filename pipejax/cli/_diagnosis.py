@@ -8,7 +8,7 @@ from pipejax.overlap import Measurement
 
 from ._model import Model
 from ._rows import GAIN, chosen, exact
-from ._snippet import snippet
+from ._snippet import for_many, snippet
 
 SHORT = 1.05
 """The smallest `Measurement.ceiling` at which the hidden share can be measured."""
@@ -40,11 +40,13 @@ class Advice(NamedTuple):
       delayed: For each parameter whether its gradient must be delayed for the
         recommended way to hide its exchange, with one bool for a subtree of equal ones.
         `None` if that is not known, or if all must be.
+      replicas: The number of devices.
     """
 
     model: Model
     ways: list[timing.RankedConfig]
     delayed: Any = None
+    replicas: int = 1
 
     @property
     def shown(self) -> dict[str, timing.RankedConfig]:
@@ -62,6 +64,7 @@ class Advice(NamedTuple):
             [
                 *(f"{name:<14}{choice}" for name, choice in shown.items()),
                 GAIN,
+                *for_many(shown["recommended"].config, self.replicas),
                 "",
                 snippet(shown["recommended"].config),
                 *self._least_delay(),

@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
             codecs,
             one_core=mesh.devices.flat[0].platform == "cpu",
         )
-        advice = Advice(model, ways, _least_delay(program, model, chosen(ways)))
+        late = _least_delay(program, model, chosen(ways))
+        advice = Advice(model, ways, late, mesh.size)
     executor = program.train.executor
     measured = Overlap(
         args.model or "a built-in MLP", f"{executor.name} ({executor.reason})", times

@@ -16,7 +16,7 @@ from . import _cluster
 from ._candidates import candidates, feeds_back
 from ._command import add_command, write_json
 from ._rows import GAIN, chosen, d_sync, exact, lines, number
-from ._snippet import snippet
+from ._snippet import for_many, snippet
 from ._units import COMPUTE_MS, MOST, check, count
 from ._usage import UsageError, in_one_line
 
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     parts = [
         [*notes, *_about(known)],
         lines(ranked, args.top, (choice, exact(ranked), d_sync(ranked))),
-        _summary(ranked, choice, compute, args),
+        [*_summary(ranked, choice, compute, args), *_for_many(choice, cluster, args)],
         [python],
     ]
     print("\n\n".join("\n".join(part) for part in parts if part))
@@ -124,6 +124,16 @@ def run(args: argparse.Namespace) -> int:
             }
             timing.picture(curves, args.plot)
     return 0
+
+
+def _for_many(
+    choice: timing.RankedConfig, cluster: timing.Cluster, args: argparse.Namespace
+) -> list[str]:
+    """Returns what to know about a choice that many replicas share."""
+    if args.shard_optimizer:  # which cannot exchange a part at once
+        return []
+    replicas = cluster.hosts if args.sharded else cluster.hosts * cluster.devices
+    return for_many(choice.config, replicas)
 
 
 def _inside(cluster: timing.Cluster, elements: int) -> str:

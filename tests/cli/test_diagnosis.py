@@ -52,7 +52,7 @@ def test_advice_recommends_the_best_way_in_one_bucket():
 
 
 def test_advice_names_the_gradients_to_delay():
-    model, ways, _ = advice()
+    model, ways, *_ = advice()
     delayed = {"embedding": True, "layers": [True, False]}
     text = str(Advice(model, ways, delayed))
     assert text.startswith(str(advice()))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from pipejax.cli._snippet import snippet
+from pipejax.cli._snippet import for_many, snippet
 from pipejax.timing import TrainConfig
 
 from .helpers import GIVEN, plan
@@ -73,3 +73,16 @@ def test_last_lines_of_a_plan_are_a_program(flags, says, capsys):
         state, info = train.step(state, jnp.ones((8, 16)))
     assert int(info.skipped) == 0
     assert float(jnp.max(state.params["w"])) < 1
+
+
+def test_many_replicas_are_told_of_what_does_not_depend_on_their_number():
+    piped = TrainConfig(2, "ring")
+    assert "at_once=pj.codecs.power_sgd" in for_many(piped, 5)[0]
+    assert for_many(piped, 4) == for_many(TrainConfig(1, "ring"), 64) == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--shard-optimizer"], ["--sharded"]])
+def test_plan_says_what_to_exchange_at_once(capsys, flags):
+    assert plan(*GIVEN, *flags, parameters="300M", compute="2500") == 0
+    # 32 replicas, or 4 if the devices of a host shard one.
+    assert ("`at_once=" in capsys.readouterr().out) == (not flags)
