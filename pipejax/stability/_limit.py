@@ -33,6 +33,7 @@ def spectral_radius(
     curvature: float,
     *,
     weight_prediction: bool = True,
+    at_once: float | None = None,
 ) -> float:
     r"""Returns the factor by which a step multiplies the error on a quadratic.
 
@@ -58,6 +59,11 @@ def spectral_radius(
     where `n_{i,t}` is the part of the deviation that comes from the batch. In the sum,
     u starts from an optimizer state of zero at every step t.
 
+    If a part of every gradient is exchanged at once (`at_once` of `make_train_step`),
+    nothing is predicted. In a direction of which the codec keeps the share `alpha`,
+
+    $$w_t = w_{t-1} - u(\alpha g_{t-1} + (1 - \alpha) g_{t-K})$$
+
     Args:
       tx: An Optax transformation that is linear in its gradients, such as `optax.sgd`
         with or without momentum. A schedule counts with its final value.
@@ -66,6 +72,8 @@ def spectral_radius(
       weight_prediction: Same as in `pj.make_train_step`, for training on several
         devices. On a single device no gradient deviates from the mean, so with weight
         prediction the result for `width=1` holds at every width.
+      at_once: The share alpha of the gradient that is exchanged at once, from 0 to 1.
+        `weight_prediction` then has no effect. `None` if nothing is.
 
     Returns:
       The factor per step, a float of at least 0.
@@ -88,7 +96,7 @@ def spectral_radius(
             f"`curvature` must be a finite number of at least 0, got {curvature!r}."
             " A direction of negative curvature has no optimum to converge to."
         )
-    loops = _loops(tx, width, weight_prediction)
+    loops = _loops(tx, width, weight_prediction, at_once)
     return max(_radius(each, curvature) for each in loops)
 
 
@@ -97,6 +105,7 @@ def max_curvature(
     width: int,
     *,
     weight_prediction: bool = True,
+    at_once: float | None = None,
 ) -> float:
     """Returns the curvature below which training is stable on every quadratic.
 
@@ -108,6 +117,7 @@ def max_curvature(
       tx: Same as in `spectral_radius`.
       width: Pipeline width K, at least 1.
       weight_prediction: Same as in `spectral_radius`.
+      at_once: Same as in `spectral_radius`.
 
     Returns:
       The limit on the curvature, in units of loss per squared parameter. It is infinite
@@ -132,7 +142,7 @@ def max_curvature(
       Giladi et al., At Stability's Edge, ICLR 2020,
       https://openreview.net/forum?id=Bkeb7lHtvH
     """
-    loops = _loops(tx, width, weight_prediction)
+    loops = _loops(tx, width, weight_prediction, at_once)
     return min(map(_limit, loops))
 
 
@@ -142,6 +152,7 @@ def max_learning_rate(
     *,
     curvature: float = 1.0,
     weight_prediction: bool = True,
+    at_once: float | None = None,
 ) -> float:
     r"""Returns the learning rate below which training is stable at a given curvature.
 
@@ -152,6 +163,8 @@ def max_learning_rate(
     - K=3 with weight prediction, SGD: `1 / lambda`; heavy-ball:
       `1 / ((1 + mu) lambda)`
     - K=2 under a plain delay, heavy-ball: `(1 - mu) / lambda`
+    - K=2 with the share `alpha` at once, heavy-ball: `(1 - mu) / ((1 - alpha) lambda)`,
+      or if that is less, and `alpha` above 1/2, `2 (1 + mu) / ((2 alpha - 1) lambda)`
     - any K under a plain delay, SGD:
 
     $$\eta = 2 \sin(\pi / (4 K - 2)) / \lambda$$
@@ -164,6 +177,7 @@ def max_learning_rate(
         network it grows during training until it meets the limit (Cohen et al., 2021).
         Measure it with `sharpness`, or keep 1 to compare two widths.
       weight_prediction: Same as in `spectral_radius`.
+      at_once: Same as in `spectral_radius`.
 
     Returns:
       The limit, in the units of the argument of `optimizer`.
@@ -193,7 +207,12 @@ def max_learning_rate(
             " eigenvalue of the Hessian of the loss, or 1 to compare widths."
         )
     limit, half = (
-        max_curvature(optimizer(rate), width, weight_prediction=weight_prediction)
+        max_curvature(
+            optimizer(rate),
+            width,
+            weight_prediction=weight_prediction,
+            at_once=at_once,
+        )
         for rate in (1.0, 0.5)
     )
     if not np.isclose(half, 2 * limit, rtol=1e-6):
@@ -207,10 +226,20 @@ def max_learning_rate(
 
 
 def _loops(
-    tx: optax.GradientTransformation, width: int, weight_prediction: bool
+    tx: optax.GradientTransformation,
+    width: int,
+    weight_prediction: bool,
+    at_once: float | None,
 ) -> list[Loop]:
     update, width = linear_update(tx), check_width(width)
     check_flag("weight_prediction", weight_prediction)
+    if at_once is not None:
+        if not 0 <= at_once <= 1:
+            raise ValueError(
+                f"`at_once` must be a share from 0 to 1, or None, got {at_once!r}. It"
+                " is the part of a gradient that is not delayed."
+            )
+        return [loop(update, width, at_once)]
     if not weight_prediction:
         return [loop(update, width)]
     spread = [deviations(update, width)] if width > 1 else []

@@ -50,8 +50,11 @@ class Loop(NamedTuple):
         return _exact(p), _exact(q)
 
 
-def loop(update: LinearUpdate, width: int) -> Loop:
-    """Returns the loop of an optimizer at a width, under a plain delay."""
+def loop(update: LinearUpdate, width: int, at_once: float = 0.0) -> Loop:
+    """Returns the loop of an optimizer at a width, under a plain delay.
+
+    The share `at_once` of each gradient enters the optimizer in its own step.
+    """
     inner, waiting = len(update.gradient), width - 1
     size = inner + waiting
     transition, (enters, taken_at) = np.zeros((size, size)), np.zeros((2, size))
@@ -61,7 +64,8 @@ def loop(update: LinearUpdate, width: int) -> Loop:
         # The oldest gradient in flight enters the optimizer, and the others move up.
         transition[:inner, inner] = update.gradient
         transition[inner:-1, inner + 1 :] = np.eye(waiting - 1)
-        enters[-1] = 1
+        enters[:inner] = at_once * update.gradient
+        enters[-1] = 1 - at_once
     else:
         enters[:] = update.gradient
     return Loop(transition, enters, taken_at)

@@ -75,14 +75,14 @@ def test_last_lines_of_a_plan_are_a_program(flags, says, capsys):
     assert float(jnp.max(state.params["w"])) < 1
 
 
-def test_many_replicas_are_told_of_what_does_not_depend_on_their_number():
+def test_many_replicas_get_advice_and_few_none():
     piped = TrainConfig(2, "ring")
     assert "at_once=pj.codecs.power_sgd" in for_many(piped, 5)[0]
     assert for_many(piped, 4) == for_many(TrainConfig(1, "ring"), 64) == []
 
 
 @pytest.mark.parametrize("flags", [[], ["--shard-optimizer"], ["--sharded"]])
-def test_plan_says_what_to_exchange_at_once(capsys, flags):
+def test_plan_of_many_replicas_names_a_part_at_once(capsys, flags):
     assert plan(*GIVEN, *flags, parameters="300M", compute="2500") == 0
     # 32 replicas, or 4 if the devices of a host shard one.
     assert ("`at_once=" in capsys.readouterr().out) == (not flags)

@@ -116,7 +116,7 @@ def test_codecs_are_compared_at_both_widths(config, monkeypatch):
     assert all(float(cell) < 0.2 for row in rows for cell in row[2:])
 
 
-def test_bytes_of_a_codec_are_those_of_its_payload():
+def test_bytes_of_a_codec_are_counted_in_its_payload():
     assert bytes_of("int8", ((16, 16), (256,))) == 2 * (256 + 4)
     # Two matrices of 16 x 1, and a vector that is sent as it is.
     assert bytes_of("PowerSGD 1, fed back", ((16, 16), (256,))) == 4 * (32 + 256)

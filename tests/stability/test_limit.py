@@ -120,6 +120,25 @@ def test_limit_of_predicted_heavy_ball_equals_its_closed_forms(momentum):
     assert at_3 == pytest.approx(1 / (1 + momentum), rel=1e-6)
 
 
+@grid(4, momentum=[0.0, 0.5, 0.9, 0.99], share=[0.0, 0.3, 0.5, 0.8, 0.95, 0.99, 1.0])
+def test_limit_with_a_share_at_once_equals_its_closed_form(momentum, share):
+    family = functools.partial(optax.sgd, momentum=momentum)
+    bounds = [(1 - momentum) / (1 - share)] if share < 1 else []
+    if share > 0.5:
+        bounds.append(2 * (1 + momentum) / (2 * share - 1))
+    found = stability.max_learning_rate(family, 2, at_once=share)
+    assert found == pytest.approx(min(bounds), rel=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_no_share_and_the_whole_at_once_are_known_limits(width):
+    limit = functools.partial(stability.max_learning_rate, heavy_ball, width)
+    assert limit(at_once=0.0) == limit(weight_prediction=False)
+    assert limit(at_once=1.0) == pytest.approx(3.8, rel=1e-6)
+    with pytest.raises(ValueError, match=r"`at_once` must be a share from 0 to 1"):
+        limit(at_once=1.5)
+
+
 def test_limit_is_found_for_divergence_to_one_side():
     # The root of z - 1.7 x leaves the unit circle at z = 1.
     taps = (-1.7, 2.43, -0.729)

@@ -45,6 +45,25 @@ def test_deviations_of_a_train_step_are_stable_to_the_third_digit(name, width):
     assert below < 0 < above
 
 
+@pytest.mark.parametrize(("steep", "rank", "stable"), [(1, 1, 1), (2, 1, 0), (2, 2, 1)])
+def test_rank_at_once_must_cover_the_steep_directions(steep, rank, stable):
+    """Steep rows are beyond the limit of a plain delay, 0.1, but not that of all."""
+    curvatures = jnp.where(jnp.arange(8) < steep, 3.0, 0.03)[:, None]
+    codec = pj.codecs.power_sgd(rank, jax.random.key(0))
+    train = pj.make_train_step(
+        lambda w, x: 0.5 * jnp.sum(curvatures * w**2) + 0 * x.sum(),
+        heavy_ball(1.0),
+        mesh=pj.data_mesh(2),
+        executor="fused",
+        at_once=codec,
+    )
+    state = train.init(jax.random.normal(jax.random.key(1), (8, 8)))
+    start = jnp.linalg.norm(state.params[:steep])
+    for _ in range(60):
+        state, _ = train.step(state, jnp.zeros(2))
+    assert (jnp.linalg.norm(state.params[:steep]) < start / 2) == stable
+
+
 def deviation_growth(tx, width, curvatures, steps=4000):
     """Returns the growth of one device's gradient, pushed off the mean at first."""
 
