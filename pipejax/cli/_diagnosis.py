@@ -40,7 +40,7 @@ class Advice(NamedTuple):
       delayed: For each parameter whether its gradient must be delayed for the
         recommended way to hide its exchange, with one bool for a subtree of equal ones.
         `None` if that is not known, or if all must be.
-      replicas: The number of devices.
+      replicas: The number of devices, or hosts, that predict by gradients of their own.
     """
 
     model: Model

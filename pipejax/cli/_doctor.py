@@ -89,8 +89,11 @@ def run(args: argparse.Namespace) -> int:
             codecs,
             one_core=mesh.devices.flat[0].platform == "cpu",
         )
-        late = _least_delay(program, model, chosen(ways))
-        advice = Advice(model, ways, late, mesh.size)
+        best = chosen(ways)
+        # In an exchange of two levels, the devices of a host predict as one.
+        replicas = fit.cluster.hosts if best.config.levels else mesh.size
+        late = _least_delay(program, model, best)
+        advice = Advice(model, ways, late, replicas)
     executor = program.train.executor
     measured = Overlap(
         args.model or "a built-in MLP", f"{executor.name} ({executor.reason})", times

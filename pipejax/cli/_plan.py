@@ -132,7 +132,9 @@ def _for_many(
     """Returns what to know about a choice that many replicas share."""
     if args.shard_optimizer:  # which cannot exchange a part at once
         return []
-    replicas = cluster.hosts if args.sharded else cluster.hosts * cluster.devices
+    replicas = cluster.hosts
+    if not (args.sharded or choice.config.levels):  # where a host predicts as one
+        replicas *= cluster.devices
     return for_many(choice.config, replicas)
 
 

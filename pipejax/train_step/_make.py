@@ -23,7 +23,14 @@ from pipejax._core.checks import (
     check_width,
 )
 from pipejax._core.executors import StepConfig
-from pipejax._core.step import Delayed, Loss, Settings, replicated_step, zero1_step
+from pipejax._core.step import (
+    Delayed,
+    Loss,
+    Settings,
+    device_axis,
+    replicated_step,
+    zero1_step,
+)
 from pipejax._internal.mesh import AxisName, explicit_axes
 from pipejax._internal.threads import check_threads
 from pipejax.codecs import Linear
@@ -117,7 +124,9 @@ def make_train_step(
         summed. `None` keeps their own dtypes. Loss, metrics and weight travel as
         float32. float16 is refused if `loss_fn` returns a weight.
       axis_name: Mesh axis of the data, or a tuple of axes: `("host", "device")`.
-        Gradients are averaged over these axes.
+        Gradients are averaged over these axes. With two axes, the devices of a host
+        average their gradients as soon as they have computed them, and predict by this
+        mean in place of their own gradients.
       donate: Whether a step or a drain may overwrite the state that it is given. That
         state must not be used again. The fused executor overwrites all of the state
         except messages that stay in flight, which the next state shares. The host
@@ -201,6 +210,7 @@ def make_train_step(
         loss_fn=loss_fn,
         tx=check_tx(tx),
         axis_name=axis_name,
+        device_axis=device_axis(mesh, axis_name),
         explicit=explicit_axes(mesh, axis_name),
         branches=mesh.devices.flat[0].platform == "cpu",
         microbatches=check_count("microbatches", microbatches, 1),

@@ -81,8 +81,16 @@ def test_many_replicas_get_advice_and_few_none():
     assert for_many(piped, 4) == for_many(TrainConfig(1, "ring"), 64) == []
 
 
-@pytest.mark.parametrize("flags", [[], ["--shard-optimizer"], ["--sharded"]])
-def test_plan_of_many_replicas_names_a_part_at_once(capsys, flags):
-    assert plan(*GIVEN, *flags, parameters="300M", compute="2500") == 0
-    # 32 replicas, or 4 if the devices of a host shard one.
-    assert ("`at_once=" in capsys.readouterr().out) == (not flags)
+@pytest.mark.parametrize(
+    ("hosts", "flags", "named"),
+    [
+        (4, ["--device", "h100"], False),
+        (8, [], True),
+        (8, ["--shard-optimizer"], False),
+    ],
+)
+def test_plan_of_many_replicas_names_a_part_at_once(capsys, hosts, flags, named):
+    """The devices of a host predict together, in a hierarchical exchange."""
+    where = "--hosts", str(hosts), "--devices", "8", "--bandwidth", "10gbit"
+    assert plan(*where, *flags, parameters="300M", compute="250") == 0
+    assert ("`at_once=" in capsys.readouterr().out) == named

@@ -21,6 +21,7 @@ from ._model_state import predicted_model_state
 from ._state import Common, Trainable
 from ._step import Computed, Settings
 from ._typed_loss import typed_loss
+from ._within_host import averaged_within_host
 
 Point = Callable[[Common, InFlight], optax.Params]
 """From a state and this device's messages in flight to the parameters at which this
@@ -64,6 +65,8 @@ def compute(
         settings, params, model_state, key, inputs, shards
     )
     check_room(message, in_flight)
+    if settings.device_axis and length and settings.weight_prediction:
+        message = averaged_within_host(message, settings.device_axis)
     message, at_once = parted(settings, whole, message)
     return message, Computed(counters, rng, state.step + 1, at_once)
 

@@ -56,6 +56,8 @@ class Settings:
         gradient, or `None`.
       branches: Whether an update that is not applied is not computed either. This suits
         CPUs. Accelerators select from both results, without waiting for the host.
+      device_axis: The axis of the devices of a host, which average their gradients
+        before they predict by them, or `None`.
       delayed: The parameters whose gradients are delayed. `None` delays all.
       compute_dtype: dtype of the forward and the backward pass, or `None`.
       reduce_dtype: dtype in which gradients travel, or `None`.
@@ -74,6 +76,7 @@ class Settings:
     microbatches: int = 1
     compute_dtype: DTypeLike | None = None
     delayed: Delayed = None
+    device_axis: str | None = None
     reduce_dtype: DTypeLike | None = None
     weight_prediction: Rule = "linearized"
     skip_nonfinite: bool = True

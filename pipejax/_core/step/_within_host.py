@@ -1,0 +1,48 @@
+"""Averages the gradients of the devices of a host, before they predict by them.
+
+A device predicts the mean gradient of all devices by its own. The average over a host
+with d devices is a better guess: its noise is that of d times as many examples. The
+mean over all devices stays the same.
+"""
+
+import dataclasses
+
+import jax
+from jax import lax
+from jax.sharding import Mesh
+
+from pipejax._core.message import Message
+from pipejax._internal.mesh import AxisName, axes
+from pipejax._internal.ravel import working_dtype
+
+
+def device_axis(mesh: Mesh, axis_name: AxisName) -> str | None:
+    """Returns the mesh axis of the devices of a host, if `axis_name` has one.
+
+    CPUs of several processes have none: a collective between them would run beside the
+    communication thread.
+    """
+    names = axes(axis_name)
+    if len(names) != 2 or mesh.shape[names[1]] == 1:
+        return None
+    if mesh.devices.flat[0].platform != "cpu":
+        return names[1]
+    place = mesh.axis_names.index(names[1])
+    by_host = mesh.devices.swapaxes(place, -1).reshape(-1, mesh.shape[names[1]])
+    within = all(len({device.process_index for device in row}) == 1 for row in by_host)
+    return names[1] if within else None
+
+
+def averaged_within_host(message: Message, axis: str) -> Message:
+    """Returns the mean of the messages of the devices of a host."""
+
+    def mean(x: jax.Array) -> jax.Array:
+        return lax.pmean(x.astype(working_dtype(x.dtype)), axis).astype(x.dtype)
+
+    passengers = message.passengers
+    values = lax.pmean(passengers.values, axis)
+    return message._replace(
+        gradients=jax.tree.map(mean, message.gradients),
+        changes=jax.tree.map(mean, message.changes),
+        passengers=dataclasses.replace(passengers, values=values),
+    )
