@@ -24,12 +24,15 @@ CODECS: dict[str, Callable[[jax.Array], codecs.Codec]] = {
     "sign, fed back": lambda _: codecs.error_feedback(codecs.sign()),
 }
 RANKS = (4, 8, 16)
-# The arguments of `pj.make_train_step` by the name of a method.
+# The arguments of `pj.make_train_step` by the name of a method. `warmup` is the share
+# of the steps, at the start, that are synchronous.
 DELAYS: dict[str, dict[str, Any]] = {
     "K=2": {},
     "K=2, own": {"weight_prediction": "own"},
     "K=2, plain": {"weight_prediction": False},
     **{f"K=2, rank {rank} at once": {"at_once": rank} for rank in RANKS},
+    "K=2, warm-up": {"warmup": 0.1},
+    "K=2, warm-up, rank 16 at once": {"warmup": 0.1, "at_once": 16},
 }
 CODED: dict[str, dict[str, Any]] = {
     f"K={width}, {codec}": {"width": width, "codec": codec}
@@ -39,9 +42,11 @@ CODED: dict[str, dict[str, Any]] = {
 METHODS = {"K=1": {"width": 1}, **DELAYS, **CODED}
 
 
-def settings(method: str, seed: int) -> dict[str, Any]:
+def settings(method: str, seed: int, steps: int) -> dict[str, Any]:
     """Returns the arguments of `pj.make_train_step` for a method."""
     found, key = dict(METHODS[method]), jax.random.key(seed)
+    if warmup := found.pop("warmup", None):
+        found["warmup_steps"] = round(warmup * steps)
     if rank := found.get("at_once"):
         found["at_once"] = codecs.power_sgd(rank, key)
     if codec := found.pop("codec", None):

@@ -88,7 +88,7 @@ def train(task: learning.Task, run: Run) -> dict[str, Any]:
         optax.chain(task.clip, optimizer.make(task.schedule(run["rate"]))),
         mesh=pj.data_mesh(1),
         executor="fused",
-        **settings(run["method"], run["seed"]),
+        **settings(run["method"], run["seed"], task.steps),
     )
     simulated = Simulated(step, run["replicas"])
     state = simulated.init(task.init(run["seed"]))

@@ -4,6 +4,9 @@ A step is a program of one device, in which collectives name the axis of the dat
 `jax.vmap` gives this axis, in place of `jax.shard_map`, so that it is the same program.
 """
 
+import bisect
+import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import pipejax as pj
-from pipejax._core.executors import delayed_part, run_at_once
+from pipejax._core.executors import StepConfig, delayed_part, run_at_once
 from pipejax._core.message import (
     InFlight,
+    at_width_1,
     codec_states,
     joined_states,
     parted_states,
@@ -56,7 +60,10 @@ class Simulated:
                 f" {train.mesh.size} devices. Pass mesh=pj.data_mesh(1)."
             )
         self.train, self.replicas = train, replicas
-        self._run = jax.jit(self._steps, donate_argnums=0)
+        self._programs = [
+            jax.jit(functools.partial(self._steps, phase), donate_argnums=0)
+            for phase in train.phases
+        ]
 
     def init(self, params: Any) -> State:
         """Returns the state before the first step."""
@@ -73,12 +80,13 @@ class Simulated:
 
     def run(self, state: State, batches: Iterator[Any], steps: int) -> Any:
         """Takes steps; returns the state, and the loss that each of them reports."""
-        losses = []
-        for start in range(0, steps, CHUNK):
-            count = min(CHUNK, steps - start)
-            taken = [self._shares(next(batches)) for _ in range(count)]
+        losses, ends = [], self.train.boundaries
+        starts = sorted({*range(0, steps, CHUNK), *(x for x in ends if x < steps)})
+        for start, end in itertools.pairwise([*starts, steps]):
+            taken = [self._shares(next(batches)) for _ in range(end - start)]
             stacked = jax.tree.map(lambda *x: np.stack(x), *taken)
-            state, infos = self._run(state, stacked)
+            program = self._programs[bisect.bisect_right(ends, start)]
+            state, infos = program(state, stacked)
             losses.append(np.asarray(infos.loss))
         return state, np.concatenate(losses)
 
@@ -143,9 +151,9 @@ class Simulated:
 
         return jax.tree.map(shares, batch)
 
-    def _steps(self, state: State, batches: Any) -> Any:
+    def _steps(self, config: StepConfig, state: State, batches: Any) -> Any:
         step = jax.vmap(
-            self._local_step,
+            functools.partial(self._local_step, config),
             in_axes=(None, _QUEUES, 0),
             out_axes=(None, _QUEUES, None),
             axis_name=self.train.axis_name,
@@ -157,9 +165,12 @@ class Simulated:
 
         return jax.lax.scan(body, state, batches)
 
-    def _local_step(self, common: Common, queue: InFlight, batch: Any) -> Any:
+    def _local_step(
+        self, config: StepConfig, common: Common, whole: InFlight, batch: Any
+    ) -> Any:
         """Takes the step of one replica: computes, exchanges, and applies."""
-        config, step = self.train.config, self.train.config.step
+        step, alone = config.step, config.width != self.train.width
+        queue = at_width_1(whole) if alone else whole
         before, others = parted_states(queue.codec_states)
         inputs = Inputs(batch, None, InputSpecs())
         fresh, computed = step.compute(common, queue, inputs)
@@ -171,4 +182,9 @@ class Simulated:
         exchange = step.exchange(common.trainable, due, valid, config.sums_by)
         reduced, after = exchange.run(before)
         common, info = step.apply(common, computed, reduced, at_once)
-        return common, shift(queue, fresh, joined_states(after, others)), info
+        after = joined_states(after, others)
+        if alone:  # a synchronous step leaves the queue empty
+            queue = whole._replace(codec_states=after)
+        else:
+            queue = shift(queue, fresh, after)
+        return common, queue, info

@@ -83,6 +83,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "memory": _overlap.memory,
     "overhead": _of(overhead.table, "overhead", "models"),
     "overlap.gpus": _overlap.gpus,
+    "overlap.partly": _overlap.partly,
     "overlap.tpus": _overlap.tpus,
     "paper.parts": _of(_paper.parts, "paper", "cells"),
     "paper.steps": _of(_paper.steps, "paper", "cells"),

@@ -27,6 +27,30 @@ def gpus() -> list[list[str]]:
     return table
 
 
+def partly() -> list[list[str]]:
+    """Returns the share on 64 H100 if only some gradients, or parts, are delayed."""
+    covered, models, _ = _covered("overlap")
+    target = "h100:1x8x8"
+    delayed = {
+        cell["model"]: cell["delayed"]
+        for cell in result("overlap")["cells"]
+        if cell["program"] == "least delay"
+    }
+    programs = {"all delayed": "pipelined", "least delay": "least delay"}
+    programs |= {"rank 8 at once": "at once"}
+    return [
+        ["model", "least delay, bytes", *programs],
+        *(
+            [
+                model,
+                f"{delayed[model]:.0%}",
+                *(f"{covered[model, target, x]:.2f}" for x in programs.values()),
+            ]
+            for model in models
+        ),
+    ]
+
+
 def tpus() -> list[list[str]]:
     """Returns the share of each model on each kind of TPU."""
     covered, models, targets = _covered("overlap_tpu")

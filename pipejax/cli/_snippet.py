@@ -46,7 +46,7 @@ def for_many(config: timing.TrainConfig, replicas: int) -> list[str]:
     return [
         f"Each of {replicas} devices or hosts predicts with a noisy gradient of its"
         " own. With `at_once=pj.codecs.power_sgd(16, jax.random.key(0))`, their number"
-        " does not matter, and 1 to 3 % of the bytes are not hidden."
+        " does not matter, and a few per cent of the bytes are not hidden."
     ]
 
 

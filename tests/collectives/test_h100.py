@@ -91,7 +91,10 @@ def test_every_collective_is_asynchronous_and_overlaps_matmuls(name, target):
         kinds = ["all-to-all", *kinds, "all-gather"]
         *found, within = found
         # The gradients of this step are averaged inside hosts when all are computed.
-        assert (within.kind, within.group_size) == ("all-reduce", train.mesh.size // hosts)
+        assert (within.kind, within.group_size) == (
+            "all-reduce",
+            train.mesh.size // hosts,
+        )
     assert [c.kind for c in found] == kinds
     assert all(c.asynchronous for c in found)
     assert all(c.share > 0 for c in found), [c.share for c in found]

@@ -24,6 +24,7 @@ SETTINGS = {
     "K=1": {"width": 1},
     "K=2": {},
     "K=3": {"width": 3},
+    "warm-up": {"warmup_steps": 2},
     "own": {"weight_prediction": "own"},
     "int4 fed back": {"all_reduce": pj.collectives.two_shot(FED_BACK)},
     "rank 1 at once": {"at_once": pj.codecs.power_sgd(1, jax.random.key(0))},
