@@ -8,7 +8,8 @@ Questions:
 - How much does each codec lose for its bytes, without a delay and with one?
 
 The global batch is the same for any number of replicas. A step runs for all replicas on
-one device (`_simulated`), with the program of the real step. The tasks are those of
+one device (`_simulated`), with the program of the real step; for CIFAR-10, whose
+convolutions would be slow, on as many virtual devices. The tasks are those of
 `experiments.learning`, the text with 64 sequences a batch. Runs are short, which is
 hard for a delay: most of its harm comes early, where the loss falls fast. A search in
 factors of 2 tunes the learning rate for synchronous training, and every method then
@@ -36,7 +37,7 @@ from experiments import learning, report
 from experiments.convergence import OPTIMIZERS, Run, found, make_task
 
 from ._methods import CODED, DELAYS, METHODS, bytes_of
-from ._runs import Result, grid, search, train
+from ._runs import ON_DEVICES, Result, grid, search, train
 from ._table import codec_rows, delay_rows
 
 # The examples of a batch, which the replicas share.
@@ -78,6 +79,8 @@ class Config:
 def main(config: Config) -> Result:
     """Runs what the result does not hold yet, and prints the tables."""
     jax.config.update("jax_platforms", "cpu")
+    if config.task in ON_DEVICES:
+        jax.config.update("jax_num_cpu_devices", max(counts_of(config)))
     result, task = begun(config), task_of(config)
     methods = config.methods or (*(("K=2", *CODED) if config.codecs else DELAYS),)
     counts = [4] if config.codecs else counts_of(config)

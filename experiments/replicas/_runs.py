@@ -1,8 +1,9 @@
 """Which runs there are, and how each is made."""
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +24,9 @@ FIRST = {
     "cifar10": {"momentum": 0.025, "adamw": 0.002, "muon": 0.002},
     "shakespeare": {"momentum": 0.4, "adamw": 0.008, "muon": 0.008},
 }
+
+# The tasks that run on virtual devices: `jax.vmap` makes convolutions slow on CPUs.
+ON_DEVICES = ("cifar10",)
 
 
 def key(
@@ -82,22 +86,45 @@ def grid(
 
 def train(task: learning.Task, run: Run) -> dict[str, Any]:
     """Returns the test results after a run."""
-    optimizer = OPTIMIZERS[run["optimizer"]]
-    step = pj.make_train_step(
+    name, optimizer = run["task"], OPTIMIZERS[run["optimizer"]]
+    made = functools.partial(
+        pj.make_train_step,
         task.loss,
         optax.chain(task.clip, optimizer.make(task.schedule(run["rate"]))),
-        mesh=pj.data_mesh(1),
         executor="fused",
         **settings(run["method"], run["seed"], task.steps),
     )
-    simulated = Simulated(step, run["replicas"])
-    state = simulated.init(task.init(run["seed"]))
-    state, losses = simulated.run(state, task.batches(run["seed"]), task.steps)
-    end = task.test(jax.device_get(simulated.drained(state)))
-    reported = losses[step.width - 1 :]  # no earlier loss has arrived
-    parts = np.array_split(reported, min(25, len(reported)))
+    trained = on_devices if name in ON_DEVICES else simulated
+    params, losses = trained(made, task, run["replicas"], run["seed"])
+    parts = np.array_split(losses, min(25, len(losses)))
     means = [float(np.mean(part)) for part in parts]
     return {
-        **{name: finite(value) for name, value in end.items()},
+        **{name: finite(value) for name, value in task.test(params).items()},
         "losses": [finite(loss) for loss in means],
     }
+
+
+def simulated(
+    made: Callable[..., pj.TrainStep], task: learning.Task, replicas: int, seed: int
+) -> tuple[Any, list[float]]:
+    """Returns the parameters and the losses of a run of simulated replicas."""
+    train = made(mesh=pj.data_mesh(1))
+    step = Simulated(train, replicas)
+    state = step.init(task.init(seed))
+    state, losses = step.run(state, task.batches(seed), task.steps)
+    params = jax.device_get(step.drained(state))
+    return params, losses[train.width - 1 :].tolist()  # no earlier loss has arrived
+
+
+def on_devices(
+    made: Callable[..., pj.TrainStep], task: learning.Task, replicas: int, seed: int
+) -> tuple[Any, list[float]]:
+    """Returns the parameters and the losses of a run on virtual devices."""
+    train = made(mesh=pj.data_mesh(replicas))
+    state, infos = train.init(task.init(seed)), []
+    for batch in itertools.islice(task.batches(seed), task.steps):
+        state, info = train.step(state, batch)
+        infos.append(info)
+    state, _ = train.drain(state)
+    losses = [float(info.loss) for info in infos[train.width - 1 :]]
+    return jax.device_get(state.params), losses

@@ -121,3 +121,15 @@ def test_bytes_of_a_codec_are_counted_in_its_payload():
     assert bytes_of("int8", ((16, 16), (256,))) == 2 * (256 + 4)
     # Two matrices of 16 x 1, and a vector that is sent as it is.
     assert bytes_of("PowerSGD 1, fed back", ((16, 16), (256,))) == 4 * (32 + 256)
+
+
+@pytest.mark.full
+def test_runs_on_devices_equal_simulated_ones(config, monkeypatch):
+    here.limit_devices(monkeypatch)
+    task = replicas.task_of(config)
+    run = _runs.key("digits", "momentum", 0.1, "K=2", 4, 0)
+    wanted = _runs.train(task, run)
+    monkeypatch.setattr(_runs, "ON_DEVICES", ("digits",))
+    found = _runs.train(task, run)
+    np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=1e-3)
+    np.testing.assert_allclose(found["test_loss"], wanted["test_loss"], rtol=1e-3)
