@@ -65,9 +65,9 @@ class Simulated:
             for phase in train.phases
         ]
 
-    def init(self, params: Any) -> State:
+    def init(self, params: Any, rng: Any = None) -> State:
         """Returns the state before the first step."""
-        state = self.train.init(params)
+        state = self.train.init(params, rng=rng)
         common = common_of(state)
         trained = self._of_all(common)
         queues = jax.tree.map(

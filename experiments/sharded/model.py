@@ -10,6 +10,7 @@ features of the MLP.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
 
 # How a weight is split, by its name. The first axis of the weights of layers is that of
 # the layers.
@@ -48,6 +51,9 @@ class Config:
     """Number of positions, which is the length of a sequence."""
     remat: bool = False
     """Compute the activations of a layer again in the backward pass."""
+    dropout: float = 0.0
+    """Share of the activations that a loss with keys sets to 0, as nanoGPT does: of the
+    embedding, of the attention's weights, and of what a layer adds."""
 
 
 SIZES = {
@@ -64,7 +70,7 @@ class Layer(nnx.Module):
     """A layer: attention and an MLP, each added to the residual stream."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
-        d, self.heads = config.features, config.heads
+        d, self.heads, self.dropout = config.features, config.heads, config.dropout
 
         def weight(*shape: int, scale: float = 0.02) -> nnx.Param:
             return nnx.Param(scale * jax.random.normal(rngs.params(), shape))
@@ -78,8 +84,10 @@ class Layer(nnx.Module):
         self.up = weight(d, 4 * d)
         self.down = weight(4 * d, d, scale=added)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Returns the residual stream [B, T, d] after the layer."""
+        keys = [None] * 3 if key is None else jax.random.split(key, 3)
+        drop = functools.partial(dropped, share=self.dropout)
         q, k, v = jnp.moveaxis(
             jnp.einsum(
                 "btd,dnf->btnf", norm(x, self.attention_norm[...]), self.qkv[...]
@@ -87,18 +95,19 @@ class Layer(nnx.Module):
             2,
             0,
         )
-        x += attention(q, k, v, self.heads) @ self.out[...]
+        mixed = attention(q, k, v, self.heads, drop, keys[0])
+        x += drop(mixed @ self.out[...], keys[1])
         hidden = jax.nn.gelu(
             norm(x, self.mlp_norm[...]) @ self.up[...], approximate=False
         )
-        return x + hidden @ self.down[...]
+        return x + drop(hidden @ self.down[...], keys[2])
 
 
 class Transformer(nnx.Module):
     """The transformer, from tokens to logits."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
-        d, self.remat = config.features, config.remat
+        d, self.remat, self.config = config.features, config.remat, config
 
         @nnx.split_rngs(splits=config.layers)
         @nnx.vmap(in_axes=0, out_axes=0)
@@ -113,18 +122,28 @@ class Transformer(nnx.Module):
         self.layers = layers(rngs)
         self.norm = nnx.Param(jnp.ones(d))
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Returns the logits [B, T, vocabulary] for tokens [B, T]."""
+    def __call__(self, tokens: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Returns the logits [B, T, vocabulary] for tokens [B, T].
+
+        Without a key, nothing is dropped.
+        """
+        first = keys = None
+        if key is not None:
+            both = jax.random.split(key, 1 + self.config.layers)
+            first, keys = both[0], both[1:]
         embedding = self.embedding[...]
         x = split(
             gathered(embedding)[tokens] + self.position[...][None, : tokens.shape[1]]
         )
 
-        def one(x: jax.Array, layer: Layer) -> jax.Array:
-            return split(layer(x))
+        def one(x: jax.Array, layer: Layer, key: jax.Array | None) -> jax.Array:
+            return split(layer(x, key))
 
         run = nnx.remat(one) if self.remat else one
-        x = nnx.scan(run, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)
+        x = dropped(x, first, self.config.dropout)
+        x = nnx.scan(run, in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)(
+            x, self.layers, keys
+        )
         return split(norm(x, self.norm[...]) @ embedding.T)
 
 
@@ -160,14 +179,35 @@ def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return scale * centred * jax.lax.rsqrt(variance + 1e-5)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
-    """Returns the causal attention [B, T, d] of queries, keys and values [B, T, d]."""
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    heads: int,
+    drop: Callable[..., jax.Array],
+    key: jax.Array | None,
+) -> jax.Array:
+    """Returns the causal attention [B, T, d] of queries, keys and values [B, T, d].
 
-    def apart(x: jax.Array) -> jax.Array:
-        return x.reshape(*x.shape[:2], heads, -1)
+    With a key, some of its weights are dropped.
+    """
+    q, k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
+    if key is None:
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    else:
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k) / q.shape[-1] ** 0.5
+        past = jnp.tri(q.shape[1], dtype=bool)
+        weights = jax.nn.softmax(jnp.where(past, scores, -jnp.inf))
+        mixed = jnp.einsum("bnts,bsnh->btnh", drop(weights, key), v)
+    return mixed.reshape(*mixed.shape[:2], -1)
 
-    mixed = jax.nn.dot_product_attention(*map(apart, (q, k, v)), is_causal=True)
-    return mixed.reshape(q.shape)
+
+def dropped(x: jax.Array, key: jax.Array | None, share: float) -> jax.Array:
+    """Sets a share of the elements to 0, and keeps the mean; nothing without a key."""
+    if key is None or not share:
+        return x
+    kept = jax.random.bernoulli(key, 1 - share, x.shape)
+    return jnp.where(kept, x / (1 - share), 0)
 
 
 def init(config: Config, seed: int = 0) -> tuple[Any, nnx.State]:
@@ -187,6 +227,17 @@ def loss_fn(graph: Any) -> Callable[[Any, jax.Array], jax.Array]:
         logits = nnx.merge(graph, params)(tokens[:, :-1]).astype(jnp.float32)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
         return losses.mean()
+
+    return loss
+
+
+def loss_with_dropout(graph: Any) -> Callable[..., Any]:
+    """Makes the loss of `loss_fn` with dropout, which takes a key as `rng`."""
+
+    def loss(params: Any, tokens: jax.Array, *, rng: jax.Array) -> Any:
+        logits = nnx.merge(graph, params)(tokens[:, :-1], rng).astype(jnp.float32)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        return losses.mean(), pj.Aux()
 
     return loss
 

@@ -178,12 +178,14 @@ def trained(
         window = np.arange(CONFIG.context + 1)
         state, _ = train.step(state, tokens[starts[:, None] + window[None]])
     state, _ = train.drain(state)
-    return validation_loss(loss_fn, jax.device_get(state.params), splits["validation"])
+    end, length = jax.device_get(state.params), CONFIG.context
+    return validation_loss(loss_fn, end, splits["validation"], length)
 
 
-def validation_loss(loss_fn: Any, params: Any, tokens: np.ndarray) -> float:
+def validation_loss(
+    loss_fn: Any, params: Any, tokens: np.ndarray, length: int
+) -> float:
     """Returns the mean loss over all windows of the split, which do not overlap."""
-    length = CONFIG.context
     count = (len(tokens) - 1) // length
     windows = np.stack(
         [tokens[i * length : (i + 1) * length + 1] for i in range(count)]

@@ -10,9 +10,10 @@ import pytest
 
 import pipejax as pj
 from experiments.replicas import __main__ as replicas
-from experiments.replicas import _runs
+from experiments.replicas import _runs, nanogpt
 from experiments.replicas._methods import bytes_of
 from experiments.replicas._simulated import Simulated
+from experiments.sharded import model
 
 from ..grid import grid
 from ..helpers import OPTIMIZERS, batches, init_params, loss_fn
@@ -123,8 +124,57 @@ def test_bytes_of_a_codec_are_counted_in_its_payload():
     assert bytes_of("PowerSGD 1, fed back", ((16, 16), (256,))) == 4 * (32 + 256)
 
 
+TINY = model.Config(
+    layers=2, features=16, heads=2, vocabulary=65, context=8, dropout=0.2
+)
+
+
+def test_simulated_replicas_have_keys_of_their_own():
+    """Dropout on four devices and on four simulated replicas drops the same."""
+    graph, params = model.init(TINY, 0)
+    loss, key = model.loss_with_dropout(graph), jax.random.key(1)
+    tokens = np.random.default_rng(0).integers(65, size=(4, 8, 9)).astype(np.int32)
+
+    def made(devices):
+        mesh = pj.data_mesh(devices)
+        return pj.make_train_step(loss, OPTIMIZERS["momentum"], mesh=mesh)
+
+    train = made(4)
+    state, losses = train.init(params, rng=key), []
+    for batch in tokens:
+        state, info = train.step(state, batch)
+        losses.append(float(info.loss))
+    step = Simulated(made(1), 4)
+    _, found = step.run(step.init(params, key), iter(tokens), len(tokens))
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+
+
 @pytest.mark.full
-def test_runs_on_devices_equal_simulated_ones(config, monkeypatch):
+def test_nanogpt_repeats_no_run(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(map(chr, range(65, 130))) * 20)
+    config = nanogpt.Config(
+        text,
+        methods=("K=1", "K=2"),
+        replicas=(2, 4),
+        seeds=(0,),
+        steps=4,
+        batch=8,
+        every=2,
+        sizes=TINY,
+        out=tmp_path / "out.json",
+    )
+    cells = nanogpt.main(config)
+    counts = [(cell["method"], cell["replicas"]) for cell in cells]
+    assert counts == [("K=1", 2), ("K=2", 2), ("K=2", 4)]
+    assert all(cell["best"] == min(cell["losses"]) < 4.3 for cell in cells)
+    capsys.readouterr()
+    assert nanogpt.main(dataclasses.replace(config, minutes=0)) == cells
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_runs_on_devices_equal_simulated_runs(config, monkeypatch):
     here.limit_devices(monkeypatch)
     task = replicas.task_of(config)
     run = _runs.key("digits", "momentum", 0.1, "K=2", 4, 0)
