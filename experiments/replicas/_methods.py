@@ -25,12 +25,14 @@ CODECS: dict[str, Callable[[jax.Array], codecs.Codec]] = {
 }
 RANKS = (4, 8, 16)
 # The arguments of `pj.make_train_step` by the name of a method. `warmup` is the share
-# of the steps, at the start, that are synchronous.
+# of the steps, at the start, that are synchronous. The least delay is that which hides
+# an exchange that takes as long as the compute.
 DELAYS: dict[str, dict[str, Any]] = {
     "K=2": {},
     "K=2, own": {"weight_prediction": "own"},
     "K=2, plain": {"weight_prediction": False},
     **{f"K=2, rank {rank} at once": {"at_once": rank} for rank in RANKS},
+    "K=2, least delay": {"delayed": "least"},
     "K=2, warm-up": {"warmup": 0.1},
     "K=2, warm-up, rank 16 at once": {"warmup": 0.1, "at_once": 16},
 }

@@ -92,8 +92,11 @@ def train(task: learning.Task, run: Run) -> dict[str, Any]:
         task.loss,
         optax.chain(task.clip, optimizer.make(task.schedule(run["rate"]))),
         executor="fused",
-        **settings(run["method"], run["seed"], task.steps),
     )
+    wanted = settings(run["method"], run["seed"], task.steps)
+    if wanted.get("delayed") == "least":
+        wanted["delayed"] = least_delay(made, task)
+    made = functools.partial(made, **wanted)
     trained = on_devices if name in ON_DEVICES else simulated
     params, losses = trained(made, task, run["replicas"], run["seed"])
     parts = np.array_split(losses, min(25, len(losses)))
@@ -102,6 +105,14 @@ def train(task: learning.Task, run: Run) -> dict[str, Any]:
         **{name: finite(value) for name, value in task.test(params).items()},
         "losses": [finite(loss) for loss in means],
     }
+
+
+def least_delay(made: Callable[..., pj.TrainStep], task: learning.Task) -> Any:
+    """Returns what to delay if the exchange takes as long as the compute."""
+    train = made(mesh=pj.data_mesh(1))
+    state = train.abstract_state(task.init(0))
+    batch = next(task.batches(0))
+    return pj.overlap.least_delay(train, state, batch, compute=1.0, exchange=1.0)
 
 
 def simulated(

@@ -70,7 +70,7 @@ def config(tmp_path, monkeypatch):
     return replicas.Config(
         task="digits",
         optimizers=("momentum",),
-        methods=("K=2", "K=2, rank 4 at once"),
+        methods=("K=2", "K=2, rank 4 at once", "K=2, least delay"),
         replicas=(4, 16, 100),
         seeds=(0, 1),
         steps=20,
@@ -87,8 +87,8 @@ def test_each_run_is_done_once_and_the_table_has_all(config, monkeypatch, capsys
     rates = {run["rate"]: run["test_loss"] for run in first}
     best = min(rates, key=lambda rate: rates[rate] or math.inf)
     assert {best / 2, best, 2 * best} <= rates.keys()
-    # One more synchronous seed, one method for 4 and 16 replicas, and one for any.
-    assert len(runs) == len(rates) + 1 + 2 * 2 + 2
+    # One more synchronous seed, two methods for 4 and 16 replicas, and one for any.
+    assert len(runs) == len(rates) + 1 + 2 * 2 * 2 + 2
     titles, *rows = replicas.delay_rows(result)
     assert [row[:2] for row in rows] == [["momentum", "4"], ["momentum", "16"]]
     few, many = (dict(zip(titles, row, strict=True)) for row in rows)
