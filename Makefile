@@ -76,7 +76,7 @@ quick-other: .venv-other/ready-test
 # contents of the checkout, so a broken-off run goes on and a changed one begins anew.
 PARTS ?= step exchange executors theory schedules timing launch experiments
 step := pipejax tests/*.py tests/checkpoint tests/core/*.py \
-  $(addprefix tests/core/,checks message partitioned prediction step) \
+  $(addprefix tests/core/,checks message partitioned prediction rounds step) \
   tests/flax tests/internal tests/train_step tests/transforms
 exchange := tests/codecs tests/collectives
 executors := tests/core/executors

@@ -19,9 +19,13 @@ from ._core.message import InFlight as InFlight
 from ._core.replicas import replica_digest as replica_digest
 from ._internal.mesh import data_mesh as data_mesh
 from .train_step import Aux as Aux
+from .train_step import LocalState as LocalState
+from .train_step import LocalTrainStep as LocalTrainStep
 from .train_step import PipelineState as PipelineState
+from .train_step import RoundInfo as RoundInfo
 from .train_step import StepInfo as StepInfo
 from .train_step import TrainStep as TrainStep
+from .train_step import make_local_step as make_local_step
 from .train_step import make_train_step as make_train_step
 from .train_step import mean_info as mean_info
 from .transforms import PipelinedState as PipelinedState

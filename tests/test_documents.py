@@ -30,6 +30,7 @@ WITH_CODE = [
     "docs/loss.md",
     "docs/sharded.md",
     "docs/sharded_optimizer.md",
+    "docs/local_steps.md",
     "docs/compression.md",
     "docs/timing.md",
     "docs/convergence.md",

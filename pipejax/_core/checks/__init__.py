@@ -24,6 +24,7 @@ from ._settings import check_executor as check_executor
 from ._settings import check_flag as check_flag
 from ._settings import check_floating as check_floating
 from ._settings import check_mesh as check_mesh
+from ._settings import check_outer as check_outer
 from ._settings import check_prediction as check_prediction
 from ._settings import check_sharded_optimizer as check_sharded_optimizer
 from ._settings import check_tx as check_tx

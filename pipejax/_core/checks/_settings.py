@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from pipejax._core.prediction import kind_of
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axes, is_attached
 from pipejax.codecs import Linear
@@ -145,14 +146,33 @@ def check_all_reduce(
     return schedule
 
 
-def check_tx(tx: Any) -> Any:
+def check_tx(tx: Any, name: str = "tx") -> Any:
     """Returns `tx`, or raises a `ValueError` if it is not an Optax transformation."""
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise ValueError(
-            "`tx` must be an optax.GradientTransformation, with `init` and `update`;"
-            f" got {type(tx).__name__}. For example optax.sgd(0.1)."
+            f"`{name}` must be an optax.GradientTransformation, with `init` and"
+            f" `update`; got {type(tx).__name__}. For example optax.sgd(0.1)."
         )
     return tx
+
+
+def check_outer(outer_tx: Any) -> Any:
+    """Returns an outer optimizer, or raises a `ValueError` if it mixes elements."""
+    check_tx(outer_tx, "outer_tx")
+    chunk = {"float32": jax.ShapeDtypeStruct((2, 8), jnp.float32)}
+
+    def update(gradients: Any, state: Any, params: Any, loss: Any) -> Any:
+        del loss
+        return outer_tx.update(gradients, state, params)
+
+    state = jax.eval_shape(outer_tx.init, chunk)
+    if kind_of(update, chunk, state, 1).name == "mixing":
+        raise ValueError(
+            "`outer_tx` must work element by element, since it is given a chunk of the"
+            " parameters at a time; got one that mixes elements. Choose optax.sgd, with"
+            " or without momentum, or optax.adam."
+        )
+    return outer_tx
 
 
 def check_axis_name(axis_name: Any) -> AxisName:

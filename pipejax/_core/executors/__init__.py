@@ -17,6 +17,7 @@ from ._host import Host as Host
 from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError
 from ._ready import ready_after as ready_after
+from ._rounds import Rounds as Rounds
 from ._run_exchange import delayed_part as delayed_part
 from ._run_exchange import make_exchange as make_exchange
 from ._run_exchange import run_at_once as run_at_once

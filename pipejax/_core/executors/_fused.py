@@ -46,9 +46,8 @@ from pipejax._internal.structures import no_leaf
 from ._config import StepConfig
 from ._interleave import interleave
 from ._options import Options, options_for
-from ._own_collectives import spans_cpu_processes
 from ._run_exchange import delayed_part, run_at_once
-from ._thread import join, submit
+from ._turns import hand_on, wait_turn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,20 +66,20 @@ class Fused:
         If the mesh has several CPU devices in this process, the call first waits for
         the step before.
         """
-        self._wait_turn(state)
+        _wait_turn(self.config.mesh, state)
         leaving, staying = _parted(state.in_flight)
         program = self._programs[_is_traced(state)]
         common, entering, info = program(common_of(state), leaving, staying, inputs)
-        self._hand_on(state, info)
+        _hand_on(self.config.mesh, state, info)
         common = completed(common, common_of(state))
         in_flight = entering._replace(pending=(*staying, *entering.pending))
         return state_of(common, in_flight, state.calls), info
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies everything in flight, in order, in one program."""
-        self._wait_turn(state)
+        _wait_turn(self.config.mesh, state)
         common, in_flight, infos = self._drain(common_of(state), state.in_flight)
-        self._hand_on(state, infos)
+        _hand_on(self.config.mesh, state, infos)
         common = completed(common, common_of(state))
         return state_of(common, in_flight, state.calls), infos
 
@@ -203,38 +202,15 @@ class Fused:
         queue = emptied(in_flight, joined_states(states, others))
         return state, queue, tuple(infos)
 
-    def _wait_turn(self, state: PipelineState) -> None:
-        """Waits until a program may be dispatched.
 
-        On CPUs of several processes, its collectives come after those that were
-        submitted to the communication thread before.
-        """
-        if _is_traced(state):
-            return
-        if self._shares_threads:
-            jax.block_until_ready(state.step)
-        if spans_cpu_processes(self.config.mesh):
-            join()
+def _wait_turn(mesh: Mesh, state: PipelineState) -> None:
+    if not _is_traced(state):
+        wait_turn(mesh, state.step)
 
-    def _hand_on(self, state: PipelineState, results: Any) -> None:
-        """Keeps collectives that are submitted later behind the program.
 
-        The program stays on the caller's thread, whose settings of JAX it is compiled
-        with.
-        """
-        if not _is_traced(state) and spans_cpu_processes(self.config.mesh):
-            submit(jax.block_until_ready, results)
-
-    @functools.cached_property
-    def _shares_threads(self) -> bool:
-        """Returns whether the mesh has several CPU devices in this process.
-
-        They share one pool of threads. An all-reduce holds one thread for each device
-        until all devices have joined it. If two steps ran at once, each could hold
-        threads that the other waits for, and neither would end.
-        """
-        devices = self.config.mesh.local_devices
-        return len(devices) > 1 and devices[0].platform == "cpu"
+def _hand_on(mesh: Mesh, state: PipelineState, results: Any) -> None:
+    if not _is_traced(state):
+        hand_on(mesh, results)
 
 
 def _is_traced(state: PipelineState) -> bool:

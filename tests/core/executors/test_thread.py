@@ -122,7 +122,7 @@ def test_error_is_raised_only_in_its_own_train_step():
 
 def test_fused_step_waits_for_its_turn_on_the_thread(monkeypatch):
     """It starts after what was submitted before, and later work waits until it ends."""
-    where = "pipejax._core.executors._fused.spans_cpu_processes"
+    where = "pipejax._core.executors._turns.spans_cpu_processes"
     monkeypatch.setattr(where, lambda mesh: True)
     order, config = [], config_of(Appending())
     fused = Fused(config, "asked for")

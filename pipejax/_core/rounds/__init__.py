@@ -1,0 +1,17 @@
+"""Rounds of local steps: what a group does alone, and what groups exchange."""
+
+from ._flat import chunked as chunked
+from ._flat import whole as whole
+from ._info import RoundInfo as RoundInfo
+from ._round import arrived as arrived
+from ._round import at_anchor as at_anchor
+from ._round import begun as begun
+from ._round import exchange as exchange
+from ._round import inner_step as inner_step
+from ._round import merged as merged
+from ._round import reporting as reporting
+from ._state import Form as Form
+from ._state import LocalState as LocalState
+from ._state import Own as Own
+from ._state import Position as Position
+from ._state import Shared as Shared

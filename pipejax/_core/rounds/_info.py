@@ -1,0 +1,37 @@
+"""The report of a local step."""
+
+from typing import NamedTuple
+
+import jax
+
+from pipejax._internal.types import Tree
+
+
+class RoundInfo(NamedTuple):
+    """The report of one local step.
+
+    Loss, metrics and weight travel with the last chunk of a round. They are means over
+    all groups and all steps of the round that has arrived.
+
+    Attributes:
+      loss: Mean loss of the round that has arrived, NaN if none has (0 under
+        `jax_debug_nans`).
+      metrics: Means of the metrics of the round, NaN or 0 as for `loss`.
+      weight: float32, the mean over steps of the sum of the weights over groups. It is
+        1 if the loss function returns no weight, and 0 if nothing has arrived.
+      arrived: bool, whether the last chunk of a round has arrived in this step.
+      local_loss: float32 `[groups]`, the loss of each group in this step.
+      grad_norm: float32 `[groups]`, the norm of each group's gradient in this step.
+      applied: bool `[groups]`, whether each group has made an update in this step.
+      skipped: int32 `[groups]`, the number of steps that each group has skipped so far
+        because its gradient was not finite.
+    """
+
+    loss: jax.Array
+    metrics: Tree
+    weight: jax.Array
+    arrived: jax.Array
+    local_loss: jax.Array
+    grad_norm: jax.Array
+    applied: jax.Array
+    skipped: jax.Array

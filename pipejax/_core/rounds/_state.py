@@ -1,0 +1,110 @@
+"""What training by rounds of local steps carries from one step to the next."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from pipejax._core.message import Passengers
+from pipejax._core.step import Common
+from pipejax._internal.types import CodecStates, Tree
+
+from ._flat import Flat, whole
+
+
+@functools.partial(jax.tree_util.register_static)
+class Form:
+    """Shapes and dtypes of the parameters, which a flat anchor does not show."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+        leaves, structure = jax.tree.flatten(self.tree)
+        self._key = structure, tuple((x.shape, str(x.dtype)) for x in leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Form) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+class Shared(NamedTuple):
+    """The part of a state that is the same on all groups.
+
+    Attributes:
+      anchor: The parameters that all groups agree on, in chunks.
+      outer: The state of the outer optimizer, whose arrays are in chunks, too.
+      form: Shapes of the parameters. It has no leaves.
+    """
+
+    anchor: Flat
+    outer: optax.OptState
+    form: Form
+
+    @property
+    def params(self) -> Any:
+        """Returns the anchor in the shapes of the parameters."""
+        return whole(self.anchor, self.form.tree)
+
+
+class Own(NamedTuple):
+    """The part of a state of which each group has its own.
+
+    On a mesh of p groups, arrays have a leading axis of length p.
+
+    Attributes:
+      local: What the group trains by itself, and its counters and keys.
+      buffer: The difference of the last round, anchor minus parameters, in chunks. A
+        chunk that has been exchanged holds the correction: what is to be added to the
+        parameters.
+      reported: Mean over its steps of what the group reports of the round so far, and
+        of the round that is being exchanged.
+      codec_states: What the codecs keep from one chunk to the next.
+    """
+
+    local: Common
+    buffer: Flat
+    reported: tuple[Passengers, Passengers]
+    codec_states: CodecStates
+
+
+class Position(NamedTuple):
+    """The place of the next step in its round, kept on the host.
+
+    Attributes:
+      taken: Number of steps since the difference of the last round was taken.
+      left: Number of chunks of that difference that are not exchanged yet.
+    """
+
+    taken: np.int32
+    left: np.int32
+
+
+class LocalState(NamedTuple):
+    """Everything that training by rounds needs to continue, as one pytree.
+
+    Attributes:
+      shared: What is the same on all groups: the anchor, in chunks, and the state of
+        the outer optimizer. `state.params` is the anchor in the shapes of the
+        parameters. While an exchange is under way, some of its chunks are of the round
+        that arrives.
+      own: What each group has of its own, with a leading axis of groups. `state.local`
+        is what it trains.
+      position: The place of the next step in its round, kept on the host.
+    """
+
+    shared: Shared
+    own: Own
+    position: Position
+
+    @property
+    def params(self) -> Any:
+        """Returns the anchor, which is the same on all groups."""
+        return self.shared.params
+
+    @property
+    def local(self) -> Common:
+        """Returns what each group trains, with a leading axis of groups."""
+        return self.own.local

@@ -1,0 +1,147 @@
+"""Runs local steps on a mesh, as `make_local_step` has made them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from pipejax._core.checks import check_arrays, check_batch, check_keys, check_params
+from pipejax._core.executors import Rounds, join
+from pipejax._core.message import Passengers
+from pipejax._core.rounds import LocalState, RoundInfo
+from pipejax._core.step import Inputs, InputSpecs, inputs_over
+from pipejax._internal.mesh import without_mesh
+from pipejax._internal.shards import UNSHARDED
+from pipejax._internal.types import Tree
+
+from ._feed import check_global, laid_out, plain_batch
+from ._replicate import placed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalTrainStep:
+    """A local step and its settings, which `make_local_step` returns.
+
+    The methods are pure: everything that changes is in the `LocalState` that they take
+    and return.
+
+    Attributes:
+      rounds: The executor, with all settings.
+    """
+
+    rounds: Rounds
+
+    @without_mesh()
+    def init(
+        self,
+        params: optax.Params,
+        *,
+        model_state: Any = None,
+        rng: Any = None,
+        batch: Any = None,
+    ) -> LocalState:
+        """Makes the state before the first step, in which all groups are the same.
+
+        Args:
+          params: Pytree of floating arrays.
+          model_state: As for `TrainStep.init`.
+          rng: As for `TrainStep.init`. Every group gets keys of its own.
+          batch: One batch, as arrays or shapes, if `loss_fn` returns metrics or a
+            weight.
+
+        Returns:
+          A `LocalState`, which holds copies.
+
+        Raises:
+          ValueError: If an argument cannot be used.
+        """
+        check_params(params)
+        check_arrays("model_state", model_state)
+        check_keys(rng)
+        report = self._report(params, model_state, rng, batch)
+        join()  # Only one thread may launch collectives.
+        given = {"params": params, "model_state": model_state, "rng": rng}
+        arrays = placed(given, jax.tree.map(lambda _: P(), given), self.mesh)
+        return self.rounds.init(**arrays, report=report)
+
+    @without_mesh()
+    def step(self, state: LocalState, batch: Tree) -> tuple[LocalState, RoundInfo]:
+        """Takes a step of every group with its share of the batch.
+
+        Beside it, a chunk of the last round is exchanged, if one is left.
+
+        Args:
+          state: State that `init`, `step` or `drain` returned.
+          batch: Pytree of arrays whose leading axis is the global batch, as for
+            `TrainStep.step`.
+
+        Returns:
+          The next state, and a `RoundInfo`.
+
+        Raises:
+          ValueError: If the batch does not divide.
+        """
+        return self.rounds.step(state, self._inputs(batch))
+
+    @without_mesh()
+    def drain(self, state: LocalState) -> LocalState:
+        """Exchanges everything that groups have changed, so that all are the same.
+
+        What is under way is completed first. The progress since is a round of its own,
+        if there is any.
+
+        Args:
+          state: State that `init`, `step` or `drain` returned.
+
+        Returns:
+          The state, at the beginning of a round, in which every group has the
+          parameters of the anchor.
+        """
+        return self.rounds.drain(state)
+
+    @without_mesh()
+    def lower(self, state: LocalState, batch: Tree) -> jax.stages.Lowered:
+        """Lowers the program of a step that exchanges a chunk, without running it.
+
+        Args:
+          state: State, or its shapes.
+          batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
+
+        Returns:
+          The `jax.stages.Lowered`. With `overlap_steps=0`, it is that of a step inside
+          a round, which exchanges nothing.
+
+        Raises:
+          ValueError: As in `step`.
+        """
+        return self.rounds.lower(state, self._inputs(batch))
+
+    @property
+    def mesh(self) -> Mesh:
+        """Returns the mesh of devices."""
+        return self.rounds.config.mesh
+
+    def _inputs(self, batch: Tree) -> Inputs:
+        config, batch = self.rounds.config, plain_batch(batch)
+        check_global(batch, config.mesh)
+        check_batch(batch, config.devices, config.step.settings.microbatches)
+        return Inputs(laid_out(batch, config)[0], None, InputSpecs())
+
+    def _report(
+        self, params: optax.Params, model_state: Any, rng: Any, batch: Any
+    ) -> Passengers:
+        """Returns the form of what a step reports."""
+        config = self.rounds.config
+        if batch is None:
+            shapes = config.empty_messages(params, model_state, UNSHARDED)
+            return shapes[0].passengers
+        inputs = inputs_over(config.axis_name)
+        local = config.on_mesh(
+            lambda *args: config.step.message(*args)[0].passengers,
+            (P(), P(), P(), inputs),
+            P(),
+        )
+        return jax.eval_shape(local, params, model_state, rng, self._inputs(batch))

@@ -1,0 +1,138 @@
+"""Makes a local step from a loss function, two optimizers and a mesh."""
+
+import optax
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from pipejax._core.checks import (
+    check_all_reduce,
+    check_axis_name,
+    check_count,
+    check_flag,
+    check_floating,
+    check_mesh,
+    check_outer,
+    check_tx,
+)
+from pipejax._core.executors import Rounds, StepConfig
+from pipejax._core.step import Loss, Settings, replicated_step
+from pipejax._internal.mesh import AxisName, inner_axes
+from pipejax._internal.threads import check_threads
+from pipejax.collectives import AllReduce, psum
+
+from ._local_step import LocalTrainStep
+
+
+def make_local_step(
+    loss_fn: Loss,
+    tx: optax.GradientTransformation,
+    *,
+    mesh: Mesh,
+    outer_tx: optax.GradientTransformation | None = None,
+    sync_every: int = 16,
+    overlap_steps: int = 16,
+    microbatches: int = 1,
+    compute_dtype: DTypeLike | None = None,
+    axis_name: AxisName = "data",
+    all_reduce: AllReduce = psum(),
+    skip_nonfinite: bool = True,
+) -> LocalTrainStep:
+    r"""Makes a step in which every group trains alone, and exchanges in rounds.
+
+    Group i has parameters `theta_i` and an optimizer state of its own. All groups have
+    the same anchor a, `state.params`. A round has H = `sync_every` steps. At its end,
+
+    $$D_i = a - \theta_i$$
+
+    is cut into V = `overlap_steps` chunks. In each of the next V steps, one chunk is
+    averaged over groups beside the compute, and the outer optimizer u is given the mean
+    as a gradient:
+
+    $$a' = a - u(1/p \sum_i D_i)$$
+
+    When the last chunk has arrived, every group moves to where the others are, and
+    keeps the progress that it has made meanwhile:
+
+    $$\theta_i <- \theta_i + a' - (a - D_i)$$
+
+    With V = 0, the exchange follows the last step of the round at once, and nothing
+    hides it. With V = H, an exchange is always under way.
+
+    Args:
+      loss_fn: As for `make_train_step`.
+      tx: The inner optimizer, any Optax transformation.
+      mesh: Devices, each of which is a group.
+      outer_tx: The outer optimizer, which works element by element, such as
+        `optax.sgd(0.7, momentum=0.9, nesterov=True)`. `None` is the mean of the groups,
+        `optax.sgd(1.0)`.
+      sync_every: Number of steps H of a round, at least 1.
+      overlap_steps: Number of steps V that hide an exchange, from 0 to H.
+      microbatches: As for `make_train_step`.
+      compute_dtype: As for `make_train_step`.
+      axis_name: Mesh axis of the groups, or a tuple of axes.
+      all_reduce: Algorithm that sums the chunks, with its codec.
+      skip_nonfinite: Whether a group skips a step whose gradient is not finite.
+
+    Returns:
+      A `LocalTrainStep`, with the methods `init`, `step` and `drain`.
+
+    Raises:
+      ValueError: If an argument breaks its rule, which the error message names.
+
+    Examples:
+      >>> import jax.numpy as jnp, optax, pipejax as pj
+      >>> def loss_fn(w, batch):
+      ...     return 0.5 * jnp.mean((w - batch) ** 2)
+      >>> train = pj.make_local_step(
+      ...     loss_fn,
+      ...     optax.sgd(0.5),
+      ...     mesh=pj.data_mesh(1),
+      ...     sync_every=2,
+      ...     overlap_steps=1,
+      ... )
+      >>> state = train.init(jnp.array(1.0))
+      >>> for _ in range(3):
+      ...     state, info = train.step(state, jnp.zeros(4))
+      >>> print(state.params, info.arrived)  # the anchor after the first round
+      0.25 True
+
+    References:
+      Lin et al., Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020,
+      https://arxiv.org/abs/1808.07217
+
+      Douillard et al., DiLoCo, 2023, https://arxiv.org/abs/2311.08105
+    """
+    axis_name = check_axis_name(axis_name)
+    mesh = check_mesh(mesh, axis_name)
+    check_threads(mesh)
+    if inner := inner_axes(mesh, axis_name):
+        raise ValueError(
+            "`mesh` must have no other axes than `axis_name` for local steps, got"
+            f" {inner}. Each device is a group of its own."
+        )
+    every = check_count("sync_every", sync_every, 1)
+    overlap = check_count("overlap_steps", overlap_steps, 0)
+    if overlap > every:
+        raise ValueError(
+            "`overlap_steps` must be at most `sync_every`: an exchange ends before the"
+            f" next begins. Got {overlap} and {every}."
+        )
+    settings = Settings(
+        loss_fn=loss_fn,
+        tx=check_tx(tx),
+        axis_name=axis_name,
+        branches=mesh.devices.flat[0].platform == "cpu",
+        microbatches=check_count("microbatches", microbatches, 1),
+        compute_dtype=check_floating("compute_dtype", compute_dtype),
+        weight_prediction=False,
+        skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
+    )
+    config = StepConfig(
+        step=replicated_step(settings),
+        mesh=mesh,
+        width=1,
+        all_reduce=check_all_reduce(all_reduce, axis_name).phases[-1],
+        donate=False,
+    )
+    outer = optax.sgd(1.0) if outer_tx is None else check_outer(outer_tx)
+    return LocalTrainStep(Rounds(config, outer, every, overlap))

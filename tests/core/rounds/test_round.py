@@ -1,0 +1,138 @@
+"""Tests local steps of all settings against local steps by hand."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+
+from ...grid import grid
+from ...helpers import OPTIMIZERS, batches, init_params, loss_fn
+from .by_hand import trained
+
+OUTER = {"mean": optax.sgd(1.0), "nesterov": optax.sgd(0.7, 0.9, nesterov=True)}
+
+
+def run(tx, groups, every, overlap, steps=17, outer_tx=None, loss=loss_fn, **settings):
+    train = pj.make_local_step(
+        loss,
+        tx,
+        mesh=pj.data_mesh(groups),
+        outer_tx=outer_tx,
+        sync_every=every,
+        overlap_steps=overlap,
+        **settings,
+    )
+    data, infos = batches(steps, size=24), []
+    state = train.init(init_params())
+    for batch in data:
+        state, info = train.step(state, batch)
+        infos.append(info)
+    return train, state, infos
+
+
+@grid(
+    2,
+    groups=[1, 2, 4, 6],
+    rounds=[(1, 0), (1, 1), (3, 0), (3, 1), (3, 3), (8, 0), (8, 1), (8, 3), (8, 8)],
+    tx=OPTIMIZERS,
+    outer=OUTER,
+)
+def test_groups_train_as_by_hand(groups, rounds, tx, outer):
+    every, overlap = rounds
+    args = OPTIMIZERS[tx], groups, every, overlap
+    _, state, _ = run(*args, outer_tx=OUTER[outer])
+    anchor, local = trained(
+        loss_fn,
+        OPTIMIZERS[tx],
+        OUTER[outer],
+        init_params(),
+        batches(17, size=24),
+        *(groups, every, overlap),
+    )
+    found = jax.device_get(state.local.trainable.params)
+    wanted = jax.tree.map(lambda *x: np.stack(x), *local)
+    chex.assert_trees_all_close(found, wanted, rtol=1e-5, atol=3e-6)
+    if not state.position.left:  # otherwise some chunks are of the next anchor
+        chex.assert_trees_all_close(state.params, anchor, rtol=1e-5, atol=3e-6)
+
+
+def test_rounds_of_one_step_are_synchronous_training():
+    _, state, _ = run(optax.sgd(0.1), 4, 1, 0)
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(4), width=1)
+    wanted = train.init(init_params())
+    for batch in batches(17, size=24):
+        wanted, _ = train.step(wanted, batch)
+    chex.assert_trees_all_close(state.params, wanted.params, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("steps", [3, 6, 7, 8, 9])
+def test_drained_groups_are_the_same_and_keep_all_progress(steps):
+    """With a mean outside, a drain gives the mean of what the groups have."""
+    train, state, _ = run(optax.sgd(0.1), 4, 3, 2, steps)
+    wanted = jax.tree.map(lambda x: x.mean(0), state.local.trainable.params)
+    drained = train.drain(state)
+    found = jax.device_get(drained.local.trainable.params)
+    for leaf in jax.tree.leaves(found):
+        assert (leaf == leaf[:1]).all()
+    one = jax.tree.map(lambda x: x[0], found)
+    chex.assert_trees_all_equal(one, jax.device_get(drained.params))
+    if not state.position.left:
+        chex.assert_trees_all_close(one, wanted, rtol=1e-5, atol=3e-6)
+    again = train.drain(drained)
+    chex.assert_trees_all_equal(again.params, drained.params)
+
+
+def test_loss_of_a_round_arrives_with_its_last_chunk():
+    _, _, infos = run(OPTIMIZERS["adamw"], 4, 4, 2, steps=12)
+    own = np.stack([info.local_loss for info in infos])
+    assert own.shape == (12, 4)
+    came = [bool(info.arrived) for info in infos]
+    assert came == [i in (6, 10) for i in range(1, 13)]
+    for last, info in ((4, infos[5]), (8, infos[9])):
+        np.testing.assert_allclose(info.loss, own[last - 4 : last].mean(), rtol=1e-5)
+    assert np.isnan(infos[0].loss)
+    assert infos[0].grad_norm.shape == (4,)
+
+
+def test_group_skips_its_own_step_of_nan():
+    train, state, _ = run(OPTIMIZERS["adamw"], 4, 4, 2, steps=5)
+    (batch,) = batches(1, size=24, seed=3)
+    batch["x"][:6] = np.nan  # the share of the first group
+    before = jax.device_get(state.local.trainable.params)
+    state, info = train.step(state, batch)
+    assert info.applied.tolist() == [False, True, True, True]
+    assert info.skipped.tolist() == [1, 0, 0, 0]
+    after = jax.device_get(train.drain(state).params)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((before, after)))
+
+
+def test_chunk_with_nan_moves_no_group():
+    train, state, _ = run(optax.sgd(0.1), 2, 4, 2, steps=4)
+    buffer = jax.tree.map(lambda x: x.at[0, 1, 0].set(jnp.nan), state.own.buffer)
+    state = state._replace(own=state.own._replace(buffer=buffer))
+    anchor = state.shared.anchor["float32"]
+    for batch in batches(2, size=24, seed=3):
+        state, _ = train.step(state, batch)
+    moved = np.asarray(state.shared.anchor["float32"] != anchor)
+    assert moved[0].any()
+    assert not moved[1].any()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.local.trainable))
+
+
+def test_codec_with_feedback_reaches_the_same_loss():
+    codec = pj.codecs.error_feedback(pj.codecs.int8())
+    ends = {}
+    for name, all_reduce in {
+        "bits": pj.collectives.psum(),
+        "int8": pj.collectives.two_shot(codec),
+    }.items():
+        train, state, _ = run(
+            OPTIMIZERS["adamw"], 4, 4, 4, steps=40, all_reduce=all_reduce
+        )
+        params = train.drain(state).params
+        ends[name] = float(loss_fn(params, batches(1, size=64, seed=9)[0]))
+    assert ends["int8"] == pytest.approx(ends["bits"], rel=0.01)

@@ -1,0 +1,71 @@
+"""Tests what a local step is given: metrics, weights, keys, and bad batches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+
+from ..helpers import batches, init_params, loss_fn
+
+
+def made(loss, **settings):
+    settings = {"mesh": pj.data_mesh(4), "sync_every": 2, "overlap_steps": 1} | settings
+    return pj.make_local_step(loss, optax.adamw(1e-2), **settings)
+
+
+def test_metrics_and_weights_of_a_round_are_means():
+    def full(params, batch):
+        weight = jnp.abs(batch["x"]).sum()
+        return loss_fn(params, batch), pj.Aux({"seen": weight}, weight=weight)
+
+    data = batches(3)
+    train = made(full)
+    state, infos = train.init(init_params(), batch=data[0]), []
+    for batch in data:
+        state, info = train.step(state, batch)
+        infos.append(info)
+    shares = [np.abs(batch["x"]).reshape(4, -1).sum(1) for batch in data[:2]]
+    weights = np.stack(shares)
+    np.testing.assert_allclose(infos[2].weight, weights.sum() / 2, rtol=1e-5)
+    seen = (weights**2).sum() / weights.sum()
+    np.testing.assert_allclose(infos[2].metrics["seen"], seen, rtol=1e-5)
+    own = np.stack([info.local_loss for info in infos[:2]])
+    mean = (own * weights).sum() / weights.sum()
+    np.testing.assert_allclose(infos[2].loss, mean, rtol=1e-5)
+
+
+def test_groups_get_keys_of_their_own():
+    def noisy(params, batch, *, rng):
+        return loss_fn(params, batch) + jax.random.normal(rng), pj.Aux()
+
+    train = made(noisy)
+    state = train.init(init_params(), rng=jax.random.key(0))
+    same = {"x": np.ones((16, 5), np.float32), "y": np.ones((16, 3), np.float32)}
+    state, first = train.step(state, same)
+    _, second = train.step(state, same)
+    assert len({*first.local_loss.tolist(), *second.local_loss.tolist()}) == 8
+
+
+def test_batch_of_another_number_of_groups_is_refused():
+    train = made(loss_fn)
+    with pytest.raises(ValueError, match="batch"):
+        train.step(train.init(init_params()), batches(1, size=10)[0])
+
+
+def test_report_without_its_batch_is_refused():
+    def full(params, batch):
+        return loss_fn(params, batch), pj.Aux({"seen": jnp.float32(1)})
+
+    train = made(full)
+    with pytest.raises(ValueError, match=r"`batch` must be given to `train.init`"):
+        train.step(train.init(init_params()), batches(1)[0])
+
+
+def test_parameters_on_one_device_are_taken():
+    train = made(loss_fn)
+    params = jax.device_put(init_params(), jax.devices()[1])
+    state, _ = train.step(train.init(params), batches(1)[0])
+    assert len(state.params["hidden"].sharding.device_set) == 4

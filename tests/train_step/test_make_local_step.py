@@ -1,0 +1,31 @@
+"""Tests that arguments of `make_local_step` are checked."""
+
+import jax
+import optax
+import pytest
+
+import pipejax as pj
+
+from ..helpers import loss_fn
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sync_every": 0}, "`sync_every` must be an integer of at least 1"),
+        ({"overlap_steps": -1}, "`overlap_steps` must be an integer of at least 0"),
+        ({"sync_every": 2, "overlap_steps": 3}, "`overlap_steps` must be at most"),
+        ({"axis_name": "host"}, "`mesh` must have the axis 'host'"),
+        ({"outer_tx": 1.0}, "`outer_tx`"),
+        ({"outer_tx": optax.contrib.muon(1.0)}, "`outer_tx` must work element by"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        pj.make_local_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), **settings)
+
+
+def test_groups_of_several_devices_are_refused():
+    mesh = jax.make_mesh((2, 2), ("data", "fsdp"))
+    with pytest.raises(ValueError, match="no other axes than `axis_name`"):
+        pj.make_local_step(loss_fn, optax.sgd(0.1), mesh=mesh)
