@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 def _for_many(
     choice: timing.RankedConfig, cluster: timing.Cluster, args: argparse.Namespace
 ) -> list[str]:
-    """Returns what to know about a choice that many replicas share."""
+    """Returns a warning of noisy predictions, if there are many replicas."""
     if args.shard_optimizer:  # which cannot exchange a part at once
         return []
     replicas = cluster.hosts

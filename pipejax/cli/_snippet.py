@@ -40,7 +40,7 @@ def snippet(
 
 
 def for_many(config: timing.TrainConfig, replicas: int) -> list[str]:
-    """Returns what to know about a delay that many replicas of the model share."""
+    """Returns a warning of noisy predictions, if there are many replicas."""
     if config.width == 1 or replicas <= FEW:
         return []
     return [

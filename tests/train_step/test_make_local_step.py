@@ -8,6 +8,8 @@ import pipejax as pj
 
 from ..helpers import loss_fn
 
+CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
+
 
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -18,6 +20,7 @@ from ..helpers import loss_fn
         ({"axis_name": "host"}, "`mesh` must have the axis 'host'"),
         ({"outer_tx": 1.0}, "`outer_tx`"),
         ({"outer_tx": optax.contrib.muon(1.0)}, "`outer_tx` must work element by"),
+        ({"outer_tx": CLIPPED}, "`outer_tx` must work element by"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

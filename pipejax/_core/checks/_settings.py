@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from pipejax._core.prediction import kind_of
+from pipejax._core.prediction import has_sums, kind_of
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axes, is_attached
 from pipejax.codecs import Linear
@@ -157,7 +157,7 @@ def check_tx(tx: Any, name: str = "tx") -> Any:
 
 
 def check_outer(outer_tx: Any) -> Any:
-    """Returns an outer optimizer, or raises a `ValueError` if it mixes elements."""
+    """Returns `outer_tx`; raises a `ValueError` unless it works element by element."""
     check_tx(outer_tx, "outer_tx")
     chunk = {"float32": jax.ShapeDtypeStruct((2, 8), jnp.float32)}
 
@@ -166,11 +166,13 @@ def check_outer(outer_tx: Any) -> Any:
         return outer_tx.update(gradients, state, params)
 
     state = jax.eval_shape(outer_tx.init, chunk)
-    if kind_of(update, chunk, state, 1).name == "mixing":
+    mixes = kind_of(update, chunk, state, 1).name == "mixing"
+    if mixes or has_sums(update, chunk, state, chunk, None):
         raise ValueError(
             "`outer_tx` must work element by element, since it is given a chunk of the"
-            " parameters at a time; got one that mixes elements. Choose optax.sgd, with"
-            " or without momentum, or optax.adam."
+            " parameters at a time; got one that mixes elements, or sums over them, as"
+            " clipping by a norm does. Choose optax.sgd, with or without momentum, or"
+            " optax.adam."
         )
     return outer_tx
 

@@ -18,12 +18,12 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Passengers, Reduced, mean_of
+from pipejax._core.message import Message, Passengers, Reduced
 from pipejax._core.message import codec_states as codec_states_of_device
 from pipejax._core.rounds import (
     Form,
+    GroupState,
     LocalState,
-    Own,
     Position,
     RoundInfo,
     Shared,
@@ -36,7 +36,14 @@ from pipejax._core.rounds import (
     merged,
     reporting,
 )
-from pipejax._core.step import Common, Inputs, StepInfo, Trainable, inputs_over
+from pipejax._core.step import (
+    Common,
+    Inputs,
+    StepInfo,
+    Trainable,
+    info_of,
+    inputs_over,
+)
 from pipejax._internal.types import Keys, ModelState
 
 from ._config import StepConfig
@@ -45,12 +52,12 @@ from ._options import options_for
 from ._turns import hand_on, wait_turn
 
 
-class Kind(NamedTuple):
-    """What a step does beside its inner step, which chooses the program."""
+class StepKind(NamedTuple):
+    """What a step does besides training. There is a program for each kind."""
 
-    exchanges: bool  # a chunk of the last round
-    merges: bool  # because the last chunk arrives
-    begins: bool  # the exchange of a round, which ends
+    exchanges: bool  # a chunk of the round before
+    merges: bool  # the last chunk arrives, and groups move by the corrections
+    begins: bool  # a round ends, and its exchange begins
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,12 +92,12 @@ class Rounds:
 
         def local(
             params: optax.Params, model_state: ModelState, rng: Keys
-        ) -> tuple[Shared, Own]:
+        ) -> tuple[Shared, GroupState]:
             trainable = Trainable(params, self.config.step.settings.tx.init(params))
             zero = jnp.zeros((), jnp.int32)
             anchor = chunked(params, self.chunks)
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), report)
-            own = Own(
+            own = GroupState(
                 local=Common(trainable, model_state, rng, zero, zero),
                 buffer=jax.tree.map(jnp.zeros_like, anchor),
                 reported=(empty, empty),
@@ -98,14 +105,14 @@ class Rounds:
             )
             return Shared(anchor, self.outer_tx.init(anchor), form), _stacked(own)
 
-        made = jax.jit(self._on_mesh(local, (P(), P(), P()), (P(), self._own)))
+        made = jax.jit(self.config.on_mesh(local, (P(), P(), P()), (P(), self._own)))
         shared, own = made(params, model_state, rng)
         return LocalState(shared, own, _start())
 
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
         """Takes one step: dispatches its program, and does not wait for it."""
         taken, left = map(int, state.position)
-        kind = Kind(left > 0, left == 1, taken + 1 == self.sync_every)
+        kind = StepKind(left > 0, left == 1, taken + 1 == self.sync_every)
         wait_turn(self.config.mesh, state.own.local.step)
         number = np.int32(self.chunks - left)
         args = state.shared, state.own, inputs, number
@@ -126,16 +133,13 @@ class Rounds:
 
     def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
         """Returns the lowered program of a step that exchanges a chunk."""
-        kind = Kind(exchanges=self.overlap_steps > 0, merges=False, begins=False)
+        kind = StepKind(exchanges=self.overlap_steps > 0, merges=False, begins=False)
         args = state.shared, state.own, inputs, np.int32(0)
         return self._program(kind).lower(*args)
 
     @property
     def _own(self) -> P:
         return P(self.config.axis_name)
-
-    def _on_mesh(self, local: Any, specs: Any, out: Any) -> Any:
-        return self.config.on_mesh(local, specs, out)
 
     def _codec_states(self, anchor: Any) -> Any:
         chunk = jax.tree.map(lambda rows: rows[0], anchor)
@@ -146,14 +150,14 @@ class Rounds:
     def _programs(self) -> dict[Any, jax.stages.Wrapped]:
         return {}
 
-    def _program(self, kind: Kind) -> jax.stages.Wrapped:
+    def _program(self, kind: StepKind) -> jax.stages.Wrapped:
         """Returns the program of a kind of step, made once."""
         if kind not in self._programs:
             own, of_inputs = self._own, inputs_over(self.config.axis_name)
             whole: Any = P()
             each: Any = own
             infos = RoundInfo(*[whole] * 4, *[each] * 4)
-            local = self._on_mesh(
+            local = self.config.on_mesh(
                 functools.partial(self._local_step, kind),
                 (P(), own, of_inputs, P()),
                 (P(), own, infos),
@@ -172,12 +176,17 @@ class Rounds:
         if key not in self._programs:
             local = functools.partial(self._local_drain, left, progress)
             specs = P(), self._own
-            self._programs[key] = jax.jit(self._on_mesh(local, specs, specs))
+            self._programs[key] = jax.jit(self.config.on_mesh(local, specs, specs))
         return self._programs[key]
 
     def _local_step(
-        self, kind: Kind, shared: Shared, own: Own, inputs: Inputs, number: jax.Array
-    ) -> tuple[Shared, Own, RoundInfo]:
+        self,
+        kind: StepKind,
+        shared: Shared,
+        own: GroupState,
+        inputs: Inputs,
+        number: jax.Array,
+    ) -> tuple[Shared, GroupState, RoundInfo]:
         """Runs one group's part of a step."""
         own, step, reduced = _alone(own), self.config.step, None
         compute = functools.partial(inner_step, step)
@@ -204,8 +213,8 @@ class Rounds:
         return shared, _stacked(own), self._info(info, reduced if came else None, own)
 
     def _local_drain(
-        self, left: int, progress: bool, shared: Shared, own: Own
-    ) -> tuple[Shared, Own]:
+        self, left: int, progress: bool, shared: Shared, own: GroupState
+    ) -> tuple[Shared, GroupState]:
         """Runs one group's part of a drain."""
         own = _alone(own)
         if left:
@@ -219,8 +228,8 @@ class Rounds:
         return shared, _stacked(at_anchor(shared, own))
 
     def _exchanged(
-        self, shared: Shared, own: Own, numbers: Iterable[int]
-    ) -> tuple[Shared, Own, Reduced | None]:
+        self, shared: Shared, own: GroupState, numbers: Iterable[int]
+    ) -> tuple[Shared, GroupState, Reduced | None]:
         """Exchanges chunks one after another, with nothing beside them."""
         reduced = None
         for number in numbers:
@@ -232,30 +241,23 @@ class Rounds:
         return shared, own, reduced
 
     def _arrived(
-        self, shared: Shared, own: Own, number: jax.Array, reduced: Reduced
-    ) -> tuple[Shared, Own]:
+        self, shared: Shared, own: GroupState, number: jax.Array, reduced: Reduced
+    ) -> tuple[Shared, GroupState]:
         args = shared, own, number, reduced, self.config.devices
         return arrived(self.outer_tx, *args)
 
-    def _info(self, info: StepInfo, reduced: Reduced | None, own: Own) -> RoundInfo:
-        nothing = jnp.float32(0.0 if jax.debug_nans.value else jnp.nan)
-        passengers = own.reported[1]
-        loss, metrics = jax.tree.map(
-            lambda _: nothing, (passengers.loss, passengers.metrics)
-        )
-        weight = jnp.float32(0)
-        if reduced is not None:
-            total, devices = reduced.sum, self.config.devices
-            loss, metrics = jax.tree.map(
-                lambda x: mean_of(x, total, devices),
-                (total.passengers.loss, total.passengers.metrics),
-            )
-            weight = jnp.float32(1) if total.weight is None else total.weight
+    def _info(
+        self, info: StepInfo, reduced: Reduced | None, own: GroupState
+    ) -> RoundInfo:
+        if reduced is None:  # no round has arrived
+            nothing = Message({}, None, own.reported[1])
+            reduced = Reduced.of(nothing, jnp.array(False))
+        of_round = info_of(reduced, None, self.config.devices)
         return RoundInfo(
-            loss=loss,
-            metrics=metrics,
-            weight=weight,
-            arrived=jnp.array(reduced is not None),
+            loss=jnp.asarray(of_round.loss),
+            metrics=of_round.metrics,
+            weight=jnp.asarray(of_round.weight),
+            arrived=jnp.asarray(of_round.arrived),
             local_loss=jnp.asarray(info.loss)[None],
             grad_norm=jnp.asarray(info.grad_norm)[None],
             applied=jnp.asarray(info.applied)[None],
@@ -271,10 +273,10 @@ def _start() -> Position:
     return _position(0, 0)
 
 
-def _alone(own: Own) -> Own:
+def _alone(own: GroupState) -> GroupState:
     """Returns the arrays of one group, without the axis of groups."""
     return jax.tree.map(lambda x: lax.squeeze(x, (0,)), own)
 
 
-def _stacked(own: Own) -> Own:
+def _stacked(own: GroupState) -> GroupState:
     return jax.tree.map(lambda x: x[None], own)

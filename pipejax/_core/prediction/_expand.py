@@ -64,6 +64,18 @@ def works_elementwise(
     return all(o is None or o == i for i, o in enumerate(found))
 
 
+def has_sums(function: Callable[..., Any], *args: Any) -> bool:
+    """Returns whether a function sums over an array, or finds its largest element.
+
+    Examples:
+      >>> has_sums(lambda x: x / jnp.linalg.norm(x), jnp.ones(2))
+      True
+    """
+    closed = jax.make_jaxpr(function)(*args)
+    names = {var: object() for var in closed.jaxpr.invars}
+    return any(_sums_up(each.equation) for each in inlined(closed, names))
+
+
 class Reads(NamedTuple):
     """The arguments on which the results of a function depend.
 

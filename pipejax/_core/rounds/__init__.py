@@ -11,7 +11,7 @@ from ._round import inner_step as inner_step
 from ._round import merged as merged
 from ._round import reporting as reporting
 from ._state import Form as Form
+from ._state import GroupState as GroupState
 from ._state import LocalState as LocalState
-from ._state import Own as Own
 from ._state import Position as Position
 from ._state import Shared as Shared

@@ -35,7 +35,7 @@ from pipejax._internal.mesh import AxisName
 from pipejax.collectives import AllReduce
 
 from ._flat import Flat, chunk_of, chunked, whole, with_chunk
-from ._state import Own, Shared
+from ._state import GroupState, Shared
 
 
 def inner_step(
@@ -49,7 +49,7 @@ def inner_step(
     return local, info, message
 
 
-def begun(shared: Shared, own: Own, chunks: int) -> Own:
+def begun(shared: Shared, own: GroupState, chunks: int) -> GroupState:
     """Returns the state with the difference of a round that has ended."""
     params = chunked(own.local.trainable.params, chunks)
     buffer = jax.tree.map(jnp.subtract, shared.anchor, params)
@@ -59,7 +59,7 @@ def begun(shared: Shared, own: Own, chunks: int) -> Own:
 
 
 def exchange(
-    own: Own,
+    own: GroupState,
     number: jax.Array,
     all_reduce: AllReduce,
     axis_name: AxisName,
@@ -73,11 +73,11 @@ def exchange(
 def arrived(
     outer_tx: optax.GradientTransformation,
     shared: Shared,
-    own: Own,
+    own: GroupState,
     number: jax.Array,
     reduced: Reduced,
     groups: int,
-) -> tuple[Shared, Own]:
+) -> tuple[Shared, GroupState]:
     """Applies the mean of a chunk to the anchor, and leaves the correction.
 
     A chunk that is not finite is left out by all groups alike: it moves nothing, and
@@ -102,24 +102,24 @@ def arrived(
     return shared, own._replace(buffer=with_chunk(own.buffer, number, correction))
 
 
-def merged(own: Own) -> Own:
+def merged(own: GroupState) -> GroupState:
     """Returns the state after a group has moved by the corrections of a round."""
     params = own.local.trainable.params
     corrections = whole(own.buffer, params)
     return _with_params(own, jax.tree.map(jnp.add, params, corrections))
 
 
-def at_anchor(shared: Shared, own: Own) -> Own:
+def at_anchor(shared: Shared, own: GroupState) -> GroupState:
     """Returns the state of a group that has the parameters of the anchor."""
     return _with_params(own, shared.params)
 
 
-def _with_params(own: Own, params: optax.Params) -> Own:
+def _with_params(own: GroupState, params: optax.Params) -> GroupState:
     trained = own.local.trainable._replace(params=params)
     return own._replace(local=own.local._replace(trainable=trained))
 
 
-def reporting(own: Own, message: Message, sync_every: int) -> Own:
+def reporting(own: GroupState, message: Message, sync_every: int) -> GroupState:
     """Returns the state with what a step reports added to its round."""
     now, exchanged = own.reported
     if message.passengers.names != now.names:

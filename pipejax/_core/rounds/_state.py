@@ -1,4 +1,4 @@
-"""What training by rounds of local steps carries from one step to the next."""
+"""The state of a run of local steps."""
 
 import functools
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ class Shared(NamedTuple):
         return whole(self.anchor, self.form.tree)
 
 
-class Own(NamedTuple):
+class GroupState(NamedTuple):
     """The part of a state of which each group has its own.
 
     On a mesh of p groups, arrays have a leading axis of length p.
@@ -83,7 +83,7 @@ class Position(NamedTuple):
 
 
 class LocalState(NamedTuple):
-    """Everything that training by rounds needs to continue, as one pytree.
+    """Everything that a run of local steps needs to continue, as one pytree.
 
     Attributes:
       shared: What is the same on all groups: the anchor, in chunks, and the state of
@@ -96,7 +96,7 @@ class LocalState(NamedTuple):
     """
 
     shared: Shared
-    own: Own
+    own: GroupState
     position: Position
 
     @property

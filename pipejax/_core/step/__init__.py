@@ -14,6 +14,7 @@ from ._delayed import parted as parted
 from ._delayed import without as without
 from ._gradient import empty_message as empty_message
 from ._info import StepInfo as StepInfo
+from ._info import info_of as info_of
 from ._info import mean_info as mean_info
 from ._inputs import Inputs as Inputs
 from ._inputs import InputSpecs as InputSpecs

@@ -1,4 +1,4 @@
-"""What tests of gradients that are exchanged at once have in common."""
+"""Helpers of the tests of gradients that are exchanged at once."""
 
 import jax
 import jax.numpy as jnp
