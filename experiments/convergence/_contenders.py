@@ -8,7 +8,7 @@ from typing import Literal
 import optax
 
 from experiments.corrections import average_gradients, delay_compensation
-from pipejax import transforms
+from pipejax import codecs, transforms
 
 
 def octaves(least: float, count: int) -> tuple[float, ...]:
@@ -53,6 +53,8 @@ class Method:
     """The argument `weight_prediction` of `pj.make_train_step`."""
     shard_optimizer: bool = False
     """The argument `shard_optimizer` of `pj.make_train_step`."""
+    gather_codec: codecs.Codec | None = None
+    """The argument `gather_codec` of `pj.make_train_step`."""
     before: optax.GradientTransformation | None = None
     """The transformation of the gradient, before the optimizer."""
     after: Callable[[float], optax.GradientTransformation] | None = None

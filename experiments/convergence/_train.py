@@ -34,6 +34,7 @@ def train(
         width=how.width,
         weight_prediction=how.weight_prediction,
         shard_optimizer=how.shard_optimizer,
+        gather_codec=how.gather_codec,
         executor="fused",
     )
     state = step.init(task.init(seed))

@@ -5,15 +5,17 @@ synchronous training on three tasks, wherever the unsharded default does.
 
 The tasks, the tuned learning rates, and the runs of synchronous training and of the
 unsharded pipeline are those of `experiments.convergence`. The same train step runs here
-with `shard_optimizer=True`, from the same seeds, on four virtual devices.
+with `shard_optimizer=True`, from the same seeds, on four virtual devices, with and
+without a codec of 4 bits for the all-gather.
 
 Command: python -m experiments.sharded_optimizer.accuracy --text tinyshakespeare.txt
          If it is interrupted, start it again: it keeps the runs that have ended.
-Time: about 40 minutes on 2 cores.
+Time: about 80 minutes on 2 cores.
 Result: experiments/results/sharded_optimizer_accuracy.json
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import statistics
@@ -21,6 +23,8 @@ from typing import Any
 
 import jax
 import tyro
+
+from pipejax import codecs
 
 from .. import report
 from ..convergence._change import change
@@ -30,8 +34,14 @@ from ..convergence._tasks import TASKS, make_task
 from ..convergence._train import train
 
 SHARDED = "K=2, sharded"
-METHOD = Method(2, weight_prediction="linearized", shard_optimizer=True)
-BESIDE = ("K=2, plain", "K=2, predicted", SHARDED)
+SHARDED_METHOD = Method(2, weight_prediction="linearized", shard_optimizer=True)
+METHODS = {
+    SHARDED: SHARDED_METHOD,
+    "K=2, sharded, int4": dataclasses.replace(
+        SHARDED_METHOD, gather_codec=codecs.int4()
+    ),
+}
+BESIDE = ("K=2, plain", "K=2, predicted", *METHODS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +73,13 @@ def main(config: Config) -> None:
         task = make_task(name, text=config.text, data_dir=config.data_dir, steps=None)
         for optimizer in config.optimizers:
             rate = tuned_rate(name, optimizer, others["seeds"][0], others["runs"])
-            for seed in config.seeds:
-                run = key(name, optimizer, rate, SHARDED, seed)
+            for seed, method in itertools.product(config.seeds, METHODS):
+                run = key(name, optimizer, rate, method, seed)
                 if found(runs, run) is not None:
                     continue
                 ended = train(
                     task,
-                    METHOD,
+                    METHODS[method],
                     OPTIMIZERS[optimizer],
                     rate=rate,
                     seed=seed,

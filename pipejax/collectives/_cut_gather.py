@@ -1,25 +1,27 @@
 """All-gathers of arrays that are cut along axes of their own.
 
 The stages here turn this device's pieces into the whole arrays, from the pieces of all
-devices. All bits of a piece are sent.
+devices. All bits of a piece are sent, except by `gather_coded`.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.ravel import ravel, unravel
 from pipejax._internal.wire import Transfer
+from pipejax.codecs import Codec
 
 from ._combined import size
 from ._cut_scatter import Cuts
 from ._grouped import in_order
+from ._layout import Layout, Summands
+from ._sites import Cut, Parts
 from ._stages import Local, Sent, Stages, States, local
 
 
@@ -62,8 +64,11 @@ def gather_words(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stage
             bits = [jax.ShapeDtypeStruct(forms[i].shape, row.dtype) for i in places]
             # Row j has the pieces of device j, one array after another.
             pieces = jax.vmap(functools.partial(unravel, forms=bits))(row)
-            own = zip(places, pieces, strict=True)
-            found.append([_whole(x, forms[i].dtype, cuts[i] or 0) for i, x in own])
+            values = (
+                lax.bitcast_convert_type(x, forms[i].dtype)
+                for i, x in zip(places, pieces, strict=True)
+            )
+            found.append(_joined(values, [cuts[i] for i in places]))
         return in_order([*widths.values()], found)
 
     sizes = [sum(size(forms[i]) for i in places) for places in widths.values()]
@@ -71,9 +76,43 @@ def gather_words(forms: Sequence[Any], cuts: Cuts, axis_name: AxisName) -> Stage
     return Stages((Local(words, encodes=True), Sent(send, transfers))) + local(arrays)
 
 
-def _whole(bits: jax.Array, dtype: np.dtype, cut: int) -> jax.Array:
-    """Joins the bits of the pieces of all devices, [p, ...], to an array."""
-    pieces = lax.bitcast_convert_type(bits, dtype)
+def gather_coded(
+    codec: Codec, forms: Sequence[Any], cuts: Cuts, axis_name: AxisName, *, silent: bool
+) -> Stages:
+    """Returns one stage that gathers all arrays as a codec encodes them.
+
+    A device also decodes its own pieces, so that all devices end with the same bits. If
+    `silent`, nothing is sent, and its own pieces stand for those of all devices.
+    """
+    layout, p = Layout(tuple(forms), ()), axis_size(axis_name)
+    cut = Cut.of(layout, 1, codec.multiple)
+    site = cut.site("parameters", codec, axis_name)
+
+    def own(arrays: Any) -> Parts:
+        return jax.tree.map(lambda row: row[0], cut.rows(Summands(tuple(arrays), ())))
+
+    def send(payload: jax.Array) -> jax.Array:
+        return lax.all_gather(payload, axis_name)
+
+    def arrays(rows: Parts) -> tuple[jax.Array, ...]:
+        # `unravel` ignores the padding at the end of a row.
+        pieces = jax.vmap(functools.partial(unravel, forms=forms))(rows.coded)
+        return _joined(pieces, cuts)
+
+    sent = Stages((Sent(send, (Transfer("all-gather", p, site.bytes),)),))
+    if silent:
+        sent = local(lambda payload: jnp.stack([payload] * p))
+    return local(own) + site.encoding + sent + local(site.decode) + local(arrays)
+
+
+def _joined(
+    pieces: Iterable[jax.Array], cuts: Sequence[int | None]
+) -> tuple[jax.Array, ...]:
+    return tuple(_whole(x, cut or 0) for x, cut in zip(pieces, cuts, strict=True))
+
+
+def _whole(pieces: jax.Array, cut: int) -> jax.Array:
+    """Joins the pieces of all devices, [p, ...], to an array."""
     devices, *shape = pieces.shape
     shape[cut] *= devices
     # The axis of the devices comes right before the axis that was cut. The reshape then

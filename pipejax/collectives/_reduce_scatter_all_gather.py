@@ -3,19 +3,24 @@
 Unlike in `two_shot`, which cuts one long vector, every array is cut along one of its
 own axes. An optimizer can then be given pieces of gradients, parameters and moments
 that belong together. Arrays that cannot be cut, and those that travel exactly, are
-summed as a whole in the first half. The all-gather sends all bits.
+summed as a whole in the first half. The all-gather sends all bits, or what a codec of
+its own encodes.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pipejax._internal.mesh import AxisName, axis_size
+from pipejax.codecs import Codec
 
 from ._all_reduce import AllReduce
-from ._cut_gather import gather_arrays, gather_words, repeat
+from ._cut_gather import gather_arrays, gather_coded, gather_words, repeat
 from ._cut_scatter import Cuts, own_pieces, piece_forms, scatter_arrays, scatter_rows
 from ._grouped import in_order, side_by_side
 from ._layout import Layout, Summands
@@ -25,6 +30,8 @@ from ._scatter_gather import ScatterGather
 from ._scheduled import ScheduledAllReduce
 from ._stages import Stages, local, on_first
 from ._two_shot import two_shot
+
+Gather = Callable[[Sequence[Any], Cuts, AxisName], Stages]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +44,14 @@ class ReduceScatterAllGather(AllReduce):
       cuts: How each coded array is cut.
       sets: The places of the coded arrays that a codec encodes together. `None` stands
         for all of them.
+      gather_codec: Encodes floating arrays of the all-gather. It has no state. `None`
+        sends all bits.
     """
 
     all_reduce: AllReduce
     cuts: Cuts
     sets: tuple[tuple[int, ...], ...] | None = None
+    gather_codec: Codec | None = None
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages of both halves, which together sum over devices."""
@@ -108,24 +118,42 @@ class ReduceScatterAllGather(AllReduce):
           forms: Shapes and dtypes of the pieces.
           axis_name: Axis or axes of the surrounding `shard_map`.
         """
-        at = [i for i, cut in enumerate(self.cuts) if cut is not None]
-        if not at:
+        gathers = self._gathers(forms)
+        if not gathers:
             return local(tuple)
-        own, cuts = _chosen(forms, at), _chosen(self.cuts, at)
-        gather = gather_arrays if self._native else gather_words
-        gather = repeat if self.silent else gather
+        sets = [places for places, _ in gathers]
+        parts = [
+            gather(_chosen(forms, places), _chosen(self.cuts, places), axis_name)
+            for places, gather in gathers
+        ]
 
         def begin(arrays: Sequence[jax.Array]) -> Any:
             # Arrays that are not cut stay in the second place of the pair while others
             # are sent.
-            return _chosen(arrays, at), tuple(arrays)
+            return [_chosen(arrays, places) for places in sets], tuple(arrays)
 
         def finish(value: Any) -> tuple[jax.Array, ...]:
             gathered, arrays = value
-            found = dict(zip(at, gathered, strict=True))
+            at = [i for places in sets for i in places]
+            found = dict(zip(at, itertools.chain(*gathered), strict=True))
             return tuple(found.get(i, x) for i, x in enumerate(arrays))
 
-        return local(begin) + on_first(gather(own, cuts, axis_name)) + local(finish)
+        return local(begin) + on_first(side_by_side(parts)) + local(finish)
+
+    def _gathers(self, forms: Sequence[Any]) -> list[tuple[list[int], Gather]]:
+        """Returns the places of arrays to gather together, each with how."""
+        at = {i for i, cut in enumerate(self.cuts) if cut is not None}
+        exact: Gather = gather_arrays if self._native else gather_words
+        exact = repeat if self.silent else exact
+        if self.gather_codec is None:
+            return [(sorted(at), exact)] if at else []
+        floating = {i for i in at if jnp.issubdtype(forms[i].dtype, jnp.floating)}
+        coded: Gather = functools.partial(
+            gather_coded, self.gather_codec, silent=self.silent
+        )
+        sets = [floating.intersection(places) for places in self.sets or (floating,)]
+        pairs = ((at - floating, exact), *((places, coded) for places in sets))
+        return [(sorted(places), gather) for places, gather in pairs if places]
 
     @property
     def silent(self) -> bool:

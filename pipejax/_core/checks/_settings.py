@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from pipejax._core.prediction import has_sums, kind_of
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axes, is_attached
-from pipejax.codecs import Linear
+from pipejax.codecs import Codec, Linear
 from pipejax.collectives import AllReduce, Schedule, has_reduce_scatter
 
 
@@ -101,6 +101,28 @@ def check_at_once(
             " the two."
         )
     return at_once if width > 1 else None
+
+
+def check_gather_codec(codec: Any, *, sharded: bool) -> Codec | None:
+    """Returns `gather_codec`; raises a `ValueError` if it cannot encode the pieces."""
+    if codec is None:
+        return None
+    if not sharded:
+        raise ValueError(
+            "`gather_codec` must be None without shard_optimizer=True, where nothing is"
+            f" gathered; got {codec!r}. A codec of gradients belongs to the all-reduce:"
+            " all_reduce=pj.collectives.two_shot(codec)."
+        )
+    valid = isinstance(codec, Codec) and not (
+        codec.needs_leaves or codec.needs_feedback
+    )
+    if not valid or jax.tree.leaves(codec.init(codec.multiple, jnp.uint32(0))):
+        raise ValueError(
+            "`gather_codec` must be a codec that rounds each element to the nearest"
+            " level, and keeps no state: what it loses is in the next difference, so"
+            f" that it needs no error feedback; got {codec!r}. Choose pj.codecs.int4()."
+        )
+    return codec
 
 
 def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:

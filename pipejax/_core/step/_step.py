@@ -32,7 +32,7 @@ from pipejax._core.prediction import CODE
 from pipejax._internal.mesh import AxisName
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import Keys, Tree
-from pipejax.codecs import Linear
+from pipejax.codecs import Codec, Linear
 from pipejax.collectives import AllReduce
 
 from ._info import StepInfo
@@ -61,6 +61,8 @@ class Settings:
       delayed: The parameters whose gradients are delayed. `None` delays all.
       compute_dtype: dtype of the forward and the backward pass, or `None`.
       reduce_dtype: dtype in which gradients travel, or `None`.
+      gather_codec: Encodes the differences of parameters that are gathered with a
+        sharded optimizer. `None` gathers the parameters themselves.
       explicit: The inner axes of type Explicit, which the loss function sees.
       skip_nonfinite: Whether updates that are not finite are skipped.
       slope_dtype: dtype in which devices gather slopes with a sharded optimizer. It has
@@ -77,6 +79,7 @@ class Settings:
     compute_dtype: DTypeLike | None = None
     delayed: Delayed = None
     device_axis: str | None = None
+    gather_codec: Codec | None = None
     reduce_dtype: DTypeLike | None = None
     weight_prediction: Rule = "linearized"
     skip_nonfinite: bool = True

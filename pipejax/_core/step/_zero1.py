@@ -23,7 +23,7 @@ References:
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ from pipejax._core.message import (
 )
 from pipejax._core.partitioned import NotElementwiseError, stages_of
 from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, word_form
-from pipejax._internal.shards import Shards, as_on_shards
+from pipejax._internal.shards import Shards, as_on_shards, data_spec
 from pipejax._internal.types import CodecStates, Leaf, Tree
 from pipejax.collectives import (
     AllReduce,
@@ -60,6 +60,7 @@ from pipejax.collectives import (
 from ._compute import compute
 from ._frozen import without_frozen
 from ._gradient import local_message
+from ._loss import is_floating
 from ._partition import (
     Partition,
     check_partition,
@@ -81,6 +82,7 @@ from ._zero1_update import (
     needs_slopes,
     program_of,
     sends_slopes,
+    sent_dtype,
     to_gather,
 )
 
@@ -202,13 +204,15 @@ def _exchange(
     halved, layout = on_shards_of(message, all_reduce), layout_of(message)
     if shards:
         halved, layout = halved.of_one_device(sizes), halved.shard(layout, sizes)
-    forms, times = _gathered_forms(settings, whole, partition), 1
+    forms, times = _forms(settings, whole, partition, sent_dtype), 1
     # Codes of 8 bits travel as 32-bit words beside the parameters, in the same
     # collective of each array.
     if sends := sends_slopes(trainable.slopes, behind):
         codes = [x.update(dtype=_slope_dtype(settings, x)) for x in forms]
         forms, times = [*forms, *map(word_form, codes * behind)], 1 + behind
-    gather = ReduceScatterAllGather(all_reduce, shards.data_axes * times)
+    gather = ReduceScatterAllGather(
+        all_reduce, shards.data_axes * times, halved.sets, settings.gather_codec
+    )
 
     def enter(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         sums, rest = value
@@ -226,6 +230,8 @@ def _exchange(
             jax.tree.unflatten(structure, gathered[i : i + count])
             for i in range(0, len(gathered), count)
         )
+        if settings.gather_codec is not None:
+            anchor = jax.tree.map(_moved, trainable.gathered, anchor)
         slopes = trainable.slopes
         if slopes is not None and sends:
             sent = jax.tree.map(of_words, tuple(codes), slopes.codes)
@@ -249,7 +255,10 @@ def _exchange(
         + Stages((Local(leave),))
         + on_first(gather.all_gather(forms, name))
     )
-    learned = Trainable(trainable.params, trainable.opt_state, trainable.mean)
+    held = None
+    if settings.gather_codec is not None:  # the owners send differences to these
+        held = _pieces(trainable.gathered, shards, settings, partition)
+    learned = Trainable(trainable.params, trainable.opt_state, trainable.mean, held)
     start = summands(message), (learned, valid)
     if shards:
         specs = _specs(settings, message, start, forms, partition)
@@ -264,7 +273,7 @@ def _gather(
 ) -> Trainable:
     shards, whole = trainable.shards, trainable.whole_params
     partition = Partition.of(settings, trainable)
-    forms = _gathered_forms(settings, whole, partition)
+    forms = _forms(settings, whole, partition, gathered_dtype)
     stages = ReduceScatterAllGather(all_reduce, shards.data_axes).all_gather(
         forms, settings.axis_name
     )
@@ -280,14 +289,36 @@ def _slope_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     return CODE if settings.slope_dtype == CODE else leaf.dtype
 
 
-def _gathered_forms(
-    settings: Settings, params: optax.Params, partition: Partition
+def _forms(
+    settings: Settings,
+    params: optax.Params,
+    partition: Partition,
+    dtype_of: Callable[[Settings, Leaf], DTypeLike],
 ) -> list[jax.ShapeDtypeStruct]:
+    """Returns the shapes and dtypes of the pieces that a device gathers."""
     pairs = zip(jax.tree.leaves(params), partition.params, strict=True)
     return [
-        partition.piece(leaf, spec).update(dtype=gathered_dtype(settings, leaf))
+        partition.piece(leaf, spec).update(dtype=dtype_of(settings, leaf))
         for leaf, spec in pairs
     ]
+
+
+def _pieces(
+    gathered: optax.Params, shards: Shards, settings: Settings, partition: Partition
+) -> optax.Params:
+    """Returns this device's pieces of parameters that every device has."""
+    leaves, structure = jax.tree.flatten(gathered)
+    specs = (data_spec(cut, settings.axis_name) for cut in shards.data_axes)
+    pieces = [
+        partition.devices.piece(leaf, split_of(spec, leaf.ndim))
+        for leaf, spec in zip(leaves, specs, strict=True)
+    ]
+    return jax.tree.unflatten(structure, pieces)
+
+
+def _moved(held: jax.Array, by: jax.Array) -> jax.Array:
+    """Returns a gathered array after a difference, or what travels whole in place."""
+    return (held + by).astype(held.dtype) if is_floating(held) else by
 
 
 def _specs(
@@ -307,6 +338,7 @@ def _specs(
     params, mean = learned.params, learned.mean
     times = len(forms) // len(partition.params)
     inner = jax.tree.unflatten(jax.tree.structure(params), partition.params_inner)
+    held = None if learned.gathered is None else inner
     means = None
     if mean is not None:
         structure = jax.tree.structure(mean.gradients)
@@ -315,7 +347,7 @@ def _specs(
     learned = Trainable(inner, partition.opt_state_inner, means)
     before = (
         Summands(gradients, exact),
-        (learned, jax.tree.map(lambda _: whole, valid)),
+        (learned._replace(gathered=held), jax.tree.map(lambda _: whole, valid)),
     )
     found: Any = Between(learned, None, None, whole, whole, whole, changes, passengers)
     return before, (partition.params_inner * times, found)

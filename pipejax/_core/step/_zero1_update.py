@@ -34,7 +34,8 @@ class Between(NamedTuple):
 
     Attributes:
       learned: Pieces of parameters, optimizer state and mean after the update.
-      anchor: Pieces of the parameters to gather. `None` once they are.
+      anchor: Pieces of the parameters to gather, or of their differences to those that
+        are gathered already, for a codec. `None` once they are.
       codes: Pieces of the slopes to gather, or `None`.
       steepest: Bounds of the slopes, or `None`.
       finite: Whether all reduced gradients and changes are finite.
@@ -56,6 +57,14 @@ def gathered_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     if settings.compute_dtype is None or not is_floating(leaf):
         return leaf.dtype
     return jnp.dtype(settings.compute_dtype)
+
+
+def sent_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
+    """Returns the dtype in which a parameter, or its difference, is sent."""
+    dtype = gathered_dtype(settings, leaf)
+    if settings.gather_codec is None or not is_floating(leaf):
+        return dtype
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def needs_slopes(kind: Kind, partition: Partition) -> bool:
@@ -102,17 +111,25 @@ def program_of(
             )
             means = means._replace(gradients=whole)
             specs_of_means = means_of(gradients)
+    held = specs_of_held = None
+    if settings.gather_codec is not None:
+        specs_of_held = partition.params
+        held = jax.tree.map(
+            lambda x: x.update(dtype=gathered_dtype(settings, x)), params
+        )
     forms = (
         Summands(sums.coded, sums.exact),
         (
-            Trainable(params, partition.whole_opt_state, means),
+            Trainable(params, partition.whole_opt_state, means, held),
             Valid(flag, (flag,) * behind),
         ),
     )
     specs = (
         (gradients, exact_specs(message)),
         (
-            Trainable(partition.params, partition.opt_state, specs_of_means),
+            Trainable(
+                partition.params, partition.opt_state, specs_of_means, specs_of_held
+            ),
             (P(), [P()] * behind),
         ),
     )
@@ -145,6 +162,7 @@ def _between(
 
     Devices run this function on their pieces.
     """
+    held, learned = learned.gathered, learned._replace(gathered=None)
     reduced = Reduced.of(total, valid.message, on_partitions=True)
     applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
     # The update is computed and then selected: a branch could not hold its sums.
@@ -159,9 +177,14 @@ def _between(
     if kind is not None and mean is not None and anchors:
         args = kind, update_of(settings), params, learned.opt_state, mean
         anchor, slopes = anchored(*args, valid.behind, settings.slope_dtype)
+    sent = jax.tree.map(lambda x: x.astype(sent_dtype(settings, x)), anchor)
+    if held is not None:
+        sent = jax.tree.map(
+            lambda new, old: new - old if is_floating(new) else new, sent, held
+        )
     return Between(
         learned=learned,
-        anchor=jax.tree.map(lambda x: x.astype(gathered_dtype(settings, x)), anchor),
+        anchor=sent,
         codes=None if slopes is None else slopes.codes,
         steepest=None if slopes is None else slopes.steepest,
         finite=reduced.finite,

@@ -16,6 +16,7 @@ FEEDBACK = codecs.error_feedback(codecs.int8(8))
 SETTINGS = {
     "plain": {"weight_prediction": False},
     "predicted": {},
+    "gathered": {"gather_codec": codecs.int4(8)},
     "int8": {"width": 3, "all_reduce": collectives.two_shot(FEEDBACK)},
 }
 

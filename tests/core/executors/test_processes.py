@@ -308,7 +308,7 @@ def test_groups_in_two_processes_have_the_bits_of_one_process(tmp_path, name):
 
 
 @FULL  # in the quick run, a sharded optimizer is among the several train steps
-@pytest.mark.parametrize("name", ["predicted", "plain", "int8"])
+@pytest.mark.parametrize("name", ["predicted", "plain", "int8", "gathered"])
 def test_sharded_optimizer_of_two_processes_has_the_bits_of_one(ask, tmp_path, name):
     """Runs continue from checkpoints bit for bit, and end with the same bits."""
     first, second = ask("pieces", name, tmp_path / "two")
