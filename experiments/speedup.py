@@ -167,6 +167,30 @@ def rows(found: dict[str, Any], bandwidth: float) -> dict[str, Any]:
     return table
 
 
+def table_rows(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns titles, then a row for each model and method."""
+    titles = ["model, links", "method", "ms a step", "over its limit"]
+    titles += ["over the longer of compute and exchange", "wire, ms", "cores, ms"]
+    table = [titles]
+    for cell in cells:
+        name = f"{cell['problem']['model']}, {cell['rate']}"
+        for method, row in cell["rows"].items():
+            measured = cell["measured"].get(method)
+            ratio = "" if measured is None else statistics.median(measured["ratio"])
+            table.append(
+                [
+                    name,
+                    method,
+                    f"{1e3 * row['step']:,.0f}",
+                    f"{row['ratio_to_limit']:.2f}",
+                    ratio if isinstance(ratio, str) else f"{ratio:.2f}",
+                    f"{1e3 * row['wire']:,.0f}",
+                    f"{1e3 * row['cores']:,.0f}",
+                ]
+            )
+    return table
+
+
 def ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
     """Returns the quartiles over rounds of the ratio `slow / fast`."""
     each = [a / b for a, b in zip(slow, fast, strict=True)]

@@ -43,6 +43,16 @@ def _power_sgd() -> Callable[[], collectives.AllReduce]:
     return make
 
 
+def _at_once(rank: int) -> Make:
+    """Returns what makes a pipeline that exchanges a part of low rank at once."""
+
+    def make(problem: Problem) -> Method:
+        codec = codecs.power_sgd(rank, jax.random.key(0))
+        return Pipejax(problem, 2, collectives.psum(), at_once=codec)
+
+    return make
+
+
 def _asynchronous(problem: Problem) -> Method:
     return AsynchronousServer(problem, _port(1))
 
@@ -77,6 +87,8 @@ NAMES: dict[str, Make] = {
     "Pipe-SGD, int8": _ours(2, _ring("int8")),
     "Pipe-SGD, int4": _ours(2, _ring("int4")),
     "Pipe-SGD, PowerSGD": _ours(2, _power_sgd()),
+    "Pipe-SGD, rank 4 at once": _at_once(4),
+    "Pipe-SGD, rank 16 at once": _at_once(16),
     "ZeRO-1": _ours(1, collectives.psum, shard_optimizer=True),
     "Pipe-SGD, ZeRO-1": _ours(2, collectives.psum, shard_optimizer=True),
     "DDP compute": _ddp("silent"),

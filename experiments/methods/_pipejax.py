@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 import pipejax as pj
+from pipejax.codecs import Linear
 from pipejax.collectives import AllReduce
 
 from ._method import Batch, Method
@@ -22,6 +23,7 @@ class Pipejax(Method):
         *,
         weight_prediction: bool = True,
         shard_optimizer: bool = False,
+        at_once: Linear | None = None,
     ) -> None:
         self.width = width
         self.train = pj.make_train_step(
@@ -33,6 +35,7 @@ class Pipejax(Method):
             all_reduce=all_reduce,
             weight_prediction=weight_prediction,
             shard_optimizer=shard_optimizer,
+            at_once=at_once,
             donate=True,
         )
         # Warm-up, pipeline and drain are compiled before any step is timed.

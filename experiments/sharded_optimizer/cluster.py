@@ -15,7 +15,6 @@ Result: experiments/results/sharded_optimizer_cluster.json
 
 import dataclasses
 import pathlib
-import statistics
 import time
 from typing import Any
 
@@ -68,9 +67,8 @@ def main(config: Config) -> None:
         cells[cell] = {**report.origin(), **figures, "updates": updates}
         done = speedup.in_order(cells, CELLS)
         report.save(config.out, seed=0, hosts=HOSTS, cells=done)
-    report.console(width=150).print(
-        report.table("sharded optimizer", rows(speedup.in_order(cells, CELLS)))
-    )
+    table = speedup.table_rows(speedup.in_order(cells, CELLS))
+    report.console(width=150).print(report.table("sharded optimizer", table))
 
 
 def update_times(problem: Problem, rounds: int) -> dict[str, list[float]]:
@@ -103,30 +101,6 @@ def update_times(problem: Problem, rounds: int) -> dict[str, list[float]]:
             jax.block_until_ready(update(params, states[name], params))
             found[name].append(time.perf_counter() - begin)
     return found
-
-
-def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
-    """Returns titles, then a row for each model and method."""
-    titles = ["model, links", "method", "ms a step", "over its limit"]
-    titles += ["over the longer of compute and exchange", "wire, ms", "cores, ms"]
-    table = [titles]
-    for cell in cells:
-        name = f"{cell['problem']['model']}, {cell['rate']}"
-        for method, row in cell["rows"].items():
-            measured = cell["measured"].get(method)
-            ratio = "" if measured is None else statistics.median(measured["ratio"])
-            table.append(
-                [
-                    name,
-                    method,
-                    f"{1e3 * row['step']:,.0f}",
-                    f"{row['ratio_to_limit']:.2f}",
-                    ratio if isinstance(ratio, str) else f"{ratio:.2f}",
-                    f"{1e3 * row['wire']:,.0f}",
-                    f"{1e3 * row['cores']:,.0f}",
-                ]
-            )
-    return table
 
 
 if __name__ == "__main__":

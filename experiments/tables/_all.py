@@ -16,6 +16,7 @@ from experiments import (
     overhead,
     prediction,
     scaling,
+    speedup,
     time_to_accuracy,
     wire,
 )
@@ -28,7 +29,7 @@ from experiments.faults import endurance, goodput, start
 from experiments.report import result
 from experiments.sharded import cluster as sharded_cluster
 from experiments.sharded import compiled, nanogpt
-from experiments.sharded_optimizer import accuracy, cluster
+from experiments.sharded_optimizer import accuracy
 
 from . import _gpu, _overlap, _paper, _speed, _stability
 
@@ -96,7 +97,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "sharded.nanogpt": _of(nanogpt.rows, "sharded_nanogpt", "cells"),
     "sharded_optimizer.accuracy": _accuracy,
     "sharded_optimizer.cluster": _of(
-        cluster.rows, "sharded_optimizer_cluster", "cells"
+        speedup.table_rows, "sharded_optimizer_cluster", "cells"
     ),
     "sharded_optimizer.memory": _of(memory.rows, "memory", "cells"),
     "speedup.gains": _speed.gains,

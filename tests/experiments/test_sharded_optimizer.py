@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from experiments import speedup
 from experiments.methods import NAMES, Problem
 from experiments.sharded_optimizer import accuracy, cluster
 
@@ -56,7 +57,7 @@ def test_rows_of_the_cluster_show_times_and_ratios():
         "rows": {"D-Sync": row, "Pipe-SGD": row},
         "measured": {"Pipe-SGD": {"ratio": [1.0, 1.1, 1.2]}},
     }
-    _, sync, pipelined = cluster.rows([cell])
+    _, sync, pipelined = speedup.table_rows([cell])
     assert sync == ["mlp, 500mbit", "D-Sync", "500", "1.25", "", "400", "300"]
     assert pipelined[4] == "1.10"
 
