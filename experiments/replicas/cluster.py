@@ -1,8 +1,8 @@
 """Times steps that exchange a part of each gradient at once, on four emulated hosts.
 
-Claim: a part of rank 4 or 16, which a step exchanges at once, adds little to the time of
-a pipelined step, because it has few bytes. On CPUs of several processes nothing hides
-it: it waits for the backward pass, and the update waits for it.
+Claim: a part of rank 4 or 16, which a step exchanges at once, adds little to the time
+of a pipelined step, because it has few bytes. On CPUs of several processes nothing
+hides it: it waits for the backward pass, and the update waits for it.
 
 Each step has its limit beside it: the longer of the compute, and of its bytes at the
 rate of the link. The hosts share the cores of this machine, which work for the time in

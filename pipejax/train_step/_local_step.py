@@ -9,15 +9,15 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.checks import check_arrays, check_batch, check_keys, check_params
-from pipejax._core.executors import Rounds, join
+from pipejax._core.executors import FusedRounds, HostRounds, Rounds, join
 from pipejax._core.message import Passengers
-from pipejax._core.rounds import LocalState, RoundInfo
+from pipejax._core.rounds import Arrival, LocalState, RoundInfo
 from pipejax._core.step import Inputs, InputSpecs, inputs_over
 from pipejax._internal.mesh import without_mesh
 from pipejax._internal.shards import UNSHARDED
 from pipejax._internal.types import Tree
 
-from ._feed import check_global, laid_out, plain_batch
+from ._feed import check_global, data_sharding, global_batch, laid_out, plain_batch
 from ._replicate import placed
 
 
@@ -87,7 +87,29 @@ class LocalTrainStep:
         return self.rounds.step(state, self._inputs(batch))
 
     @without_mesh()
-    def drain(self, state: LocalState) -> LocalState:
+    def batch(self, local: Any) -> Any:
+        """Makes the global batch of which this process has the part `local`.
+
+        Args:
+          local: Pytree of arrays, as for `TrainStep.batch`.
+
+        Returns:
+          The same pytree of global `jax.Array`s, with one share on each device.
+
+        Raises:
+          ValueError: If the part does not divide among the devices of this process.
+        """
+        return global_batch(local, data_sharding(self.rounds.rounds.config, None))
+
+    def join(self) -> None:
+        """Waits until no exchange is under way; what has not arrived stays in flight.
+
+        As for `TrainStep.join`.
+        """
+        join()
+
+    @without_mesh()
+    def drain(self, state: LocalState) -> tuple[LocalState, tuple[Arrival, ...]]:
         """Exchanges everything that groups have changed, so that all are the same.
 
         What is under way is completed first. The progress since is a round of its own,
@@ -98,7 +120,7 @@ class LocalTrainStep:
 
         Returns:
           The state, at the beginning of a round, in which every group has the
-          parameters of the anchor.
+          parameters of the anchor, and the reports of the rounds that have arrived.
         """
         return self.rounds.drain(state)
 
@@ -120,12 +142,17 @@ class LocalTrainStep:
         return self.rounds.lower(state, self._inputs(batch))
 
     @property
+    def executor(self) -> FusedRounds | HostRounds:
+        """Returns what runs the steps, with its `name` and the `reason` for it."""
+        return self.rounds.executor
+
+    @property
     def mesh(self) -> Mesh:
         """Returns the mesh of devices."""
-        return self.rounds.config.mesh
+        return self.rounds.rounds.config.mesh
 
     def _inputs(self, batch: Tree) -> Inputs:
-        config, batch = self.rounds.config, plain_batch(batch)
+        config, batch = self.rounds.rounds.config, plain_batch(batch)
         check_global(batch, config.mesh)
         check_batch(batch, config.devices, config.step.settings.microbatches)
         return Inputs(laid_out(batch, config)[0], None, InputSpecs())
@@ -134,7 +161,7 @@ class LocalTrainStep:
         self, params: optax.Params, model_state: Any, rng: Any, batch: Any
     ) -> Passengers:
         """Returns the form of what a step reports."""
-        config = self.rounds.config
+        config = self.rounds.rounds.config
         if batch is None:
             shapes = config.empty_messages(params, model_state, UNSHARDED)
             return shapes[0].passengers

@@ -1,5 +1,7 @@
 """Makes a local step from a loss function, two optimizers and a mesh."""
 
+from typing import Literal
+
 import optax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
@@ -8,13 +10,14 @@ from pipejax._core.checks import (
     check_all_reduce,
     check_axis_name,
     check_count,
+    check_executor,
     check_flag,
     check_floating,
     check_mesh,
     check_outer,
     check_tx,
 )
-from pipejax._core.executors import Rounds, StepConfig
+from pipejax._core.executors import RoundConfig, Rounds, StepConfig, choose_rounds
 from pipejax._core.step import Loss, Settings, replicated_step
 from pipejax._internal.mesh import AxisName, inner_axes
 from pipejax._internal.threads import check_threads
@@ -35,6 +38,7 @@ def make_local_step(
     compute_dtype: DTypeLike | None = None,
     axis_name: AxisName = "data",
     all_reduce: AllReduce = psum(),
+    executor: Literal["auto", "fused", "host"] = "auto",
     skip_nonfinite: bool = True,
 ) -> LocalTrainStep:
     r"""Makes a step in which every group trains alone, and exchanges in rounds.
@@ -70,7 +74,10 @@ def make_local_step(
       microbatches: As for `make_train_step`.
       compute_dtype: As for `make_train_step`.
       axis_name: Mesh axis of the groups, or a tuple of axes.
-      all_reduce: Algorithm that sums the chunks, with its codec.
+      all_reduce: Algorithm that sums the chunks, with its codec, which keeps a state
+        for each chunk: error feedback sends what is lost of a chunk in the next round.
+      executor: As for `make_train_step`. With "host", the communication thread has all
+        chunks of a round as soon as it ends, and a step waits for its own.
       skip_nonfinite: Whether a group skips a step whose gradient is not finite.
 
     Returns:
@@ -135,4 +142,7 @@ def make_local_step(
         donate=False,
     )
     outer = optax.sgd(1.0) if outer_tx is None else check_outer(outer_tx)
-    return LocalTrainStep(Rounds(config, outer, every, overlap))
+    rounds = RoundConfig(config, outer, every, overlap)
+    return LocalTrainStep(
+        Rounds(rounds, choose_rounds(check_executor(executor), rounds))
+    )

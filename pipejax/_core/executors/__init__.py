@@ -10,13 +10,17 @@ from one to the other. `choose` returns the executor for a given name and mesh.
 
 from ._choose import Executor as Executor
 from ._choose import choose as choose
+from ._choose import choose_rounds as choose_rounds
 from ._codec_states import codec_states as codec_states
 from ._config import StepConfig as StepConfig
 from ._fused import Fused as Fused
+from ._fused_rounds import FusedRounds as FusedRounds
 from ._host import Host as Host
+from ._host_rounds import HostRounds as HostRounds
 from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError
 from ._ready import ready_after as ready_after
+from ._round_config import RoundConfig as RoundConfig
 from ._rounds import Rounds as Rounds
 from ._run_exchange import delayed_part as delayed_part
 from ._run_exchange import make_exchange as make_exchange

@@ -4,7 +4,10 @@ import logging
 
 from ._config import StepConfig
 from ._fused import Fused
+from ._fused_rounds import FusedRounds
 from ._host import Host
+from ._host_rounds import HostRounds
+from ._round_config import RoundConfig
 
 Executor = Fused | Host
 
@@ -18,11 +21,22 @@ def choose(name: str, config: StepConfig) -> Executor:
     on CPUs of several processes, and `Fused` on accelerators, and on CPUs of a single
     process, which have no network to wait for.
     """
-    reason = "asked for"
-    if name == "auto":
-        name, reason = _automatic(config)
-    _log.info("executor %s: %s", name, reason)
+    name, reason = _named(name, config)
     return Host(config, reason) if name == "host" else Fused(config, reason)
+
+
+def choose_rounds(name: str, rounds: RoundConfig) -> FusedRounds | HostRounds:
+    """Returns the executor of local steps of a given name, as `choose`."""
+    name, reason = _named(name, rounds.config)
+    kind = HostRounds if name == "host" else FusedRounds
+    return kind(rounds, reason)
+
+
+def _named(name: str, config: StepConfig) -> tuple[str, str]:
+    """Returns the name of an executor, and why it is taken."""
+    name, reason = _automatic(config) if name == "auto" else (name, "asked for")
+    _log.info("executor %s: %s", name, reason)
+    return name, reason
 
 
 def _automatic(config: StepConfig) -> tuple[str, str]:

@@ -27,10 +27,8 @@ Reference:
 import copy
 import dataclasses
 import functools
-import operator
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -56,16 +54,14 @@ from pipejax._core.step import (
     state_of,
     without_trainable,
 )
-from pipejax._internal.structures import form_of
 from pipejax._internal.types import CodecStates, Tree
 
 from ._by_copy import reduction_mesh
 from ._config import StepConfig
-from ._own_collectives import OwnCollectiveError, check_no_own, spans_cpu_processes
+from ._own_collectives import OwnCollectiveError, OwnCollectives
 from ._programs import Programs, programs_of
-from ._thread import join, submit
-
-Result = TypeVar("Result")
+from ._submitted import identical, submitted
+from ._thread import join
 
 
 class Base(NamedTuple):
@@ -102,8 +98,6 @@ class Host:
     name: str = "host"
     # Exchanges that have been started and whose results are not used yet, oldest first.
     _begun: list[Begun] = dataclasses.field(default_factory=list)
-    # Programs found to have no collective of their own, with their arguments' form.
-    _checked: set[Any] = dataclasses.field(default_factory=set)
 
     def __deepcopy__(self, memo: Any) -> "Host":
         """Returns an executor of the same step, which has started no exchange."""
@@ -116,7 +110,7 @@ class Host:
         """Takes one step, and waits for nothing but the result that is due."""
         self._check(state)
         common, in_flight = common_of(state), state.in_flight
-        self._check_no_own(self._programs.compute, common, _bare(in_flight), inputs)
+        self._no_own(self._programs.compute, common, _bare(in_flight), inputs)
         fresh, computed = self._programs.compute(common, _bare(in_flight), inputs)
         before, others = parted_states(in_flight.codec_states)
         at_once, others = self._exchanged_at_once(computed, others)
@@ -153,7 +147,7 @@ class Host:
         if results:
             last, states = results[-1]
             if last.updated is not None:
-                whole = _submitted(self._programs.gather, last.updated).result()
+                whole = submitted(self._programs.gather, last.updated).result()
                 results[-1] = last._replace(updated=whole), states
         for reduced, _ in results:
             args = None, reduced, None, in_flight.filled
@@ -205,10 +199,10 @@ class Host:
         updated = state.trainable if sharded else None
         base = Base(states, updated)
         known, found = list(self._begun), list[Begun]()
-        if known and not _identical(known[0].base, base):
+        if known and not identical(known[0].base, base):
             known = []
         for age, message in enumerate(pending):
-            if known and _identical(known[0].message, message):
+            if known and identical(known[0].message, message):
                 found.append(known.pop(0))
                 continue
             known = []
@@ -238,7 +232,7 @@ class Host:
             return self._programs.exchange(updated, message, states, valid)
 
         base = before if isinstance(before, Base) else None
-        return Begun(message, base, _submitted(exchange))
+        return Begun(message, base, submitted(exchange))
 
     def _exchanged_at_once(
         self, computed: Computed, states: CodecStates
@@ -250,7 +244,7 @@ class Host:
         if computed.at_once is None:
             return None, states
         args = None, computed.at_once, states, valid_at_once()
-        return self._waited(_submitted(self._programs.exchange_at_once, *args))
+        return self._waited(submitted(self._programs.exchange_at_once, *args))
 
     def _update(
         self,
@@ -271,7 +265,7 @@ class Host:
         if updated is not None:
             state = without_trainable(state)
         args = state, computed, reduced, at_once, filled
-        self._check_no_own(self._programs.update, *args)
+        self._no_own(self._programs.update, *args)
         after, filled, info = self._programs.update(*args)
         state = completed(after, state)
         if updated is not None:
@@ -285,25 +279,16 @@ class Host:
             if exchange.result.done():
                 self._result(exchange)
 
-    def _check_no_own(self, program: Any, *args: Any) -> None:
-        """Checks that a program has no collective between processes of its own.
-
-        The check is made on CPUs of several processes only. It compiles the program, as
-        the first call would, and raises an `OwnCollectiveError` before the program is
-        dispatched. For arguments of another form, a program is compiled and checked
-        again.
-        """
-        if not spans_cpu_processes(self.config.mesh):
-            return
-        form = form_of(args)
-        if (program, form) in self._checked:
-            return
+    def _no_own(self, program: Any, *args: Any) -> None:
         try:
-            check_no_own(program.lower(*args).compile(), self.config.mesh)
+            self._own_collectives.check(program, *args)
         except OwnCollectiveError:
             self._begun.clear()
             raise
-        self._checked.add((program, form))
+
+    @functools.cached_property
+    def _own_collectives(self) -> OwnCollectives:
+        return OwnCollectives(self.config.mesh)
 
     def _result(self, exchange: Begun) -> tuple[Reduced, CodecStates]:
         """Waits for a reduced message and the codec states after it."""
@@ -319,29 +304,10 @@ class Host:
             raise
 
 
-def _submitted(run: Callable[..., Result], *args: Any) -> Future[Result]:
-    """Hands a function to the thread, where JAX behaves as on the caller's."""
-    # `with jax.enable_x64()` acts on the caller's thread alone. If the setting were not
-    # passed on, the other thread would sum float64 in float32.
-    x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-
-    def as_caller() -> Result:
-        with jax.enable_x64(x64):
-            return run(*args)
-
-    return submit(as_caller)
-
-
 def _after(exchange: Future[tuple[Reduced, CodecStates]]) -> Base:
     """Returns the base of the exchange that follows another."""
     reduced, states = exchange.result()
     return Base(states, reduced.updated)
-
-
-def _identical(a: Any, b: Any) -> bool:
-    """Returns whether two pytrees hold the same arrays, not only equal ones."""
-    leaves, others = jax.tree.leaves(a), jax.tree.leaves(b)
-    return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
 
 
 def _bare(in_flight: InFlight) -> InFlight:

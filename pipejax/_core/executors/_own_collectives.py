@@ -9,12 +9,14 @@ Collectives inside a process cause no such problem. Neither do the collectives o
 accelerators, which are independent of those of the CPUs.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from pipejax._internal.hlo import collective_groups
+from pipejax._internal.structures import form_of
 
 
 class OwnCollectiveError(ValueError):
@@ -45,3 +47,27 @@ def check_no_own(program: jax.stages.Compiled, mesh: Mesh) -> None:
     for found in collective_groups(program, mesh):
         if found.crosses_processes:
             raise OwnCollectiveError(found)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnCollectives:
+    """Checks programs that run beside the communication thread."""
+
+    mesh: Mesh
+    # Programs found to have no collective of their own, with their arguments' form.
+    _checked: set[Any] = dataclasses.field(default_factory=set)
+
+    def check(self, program: jax.stages.Wrapped, *args: Any) -> None:
+        """Raises an `OwnCollectiveError` if a program has one between processes.
+
+        The check is made on CPUs of several processes only. It compiles the program, as
+        the first call would, before the program is dispatched. For arguments of another
+        form, a program is compiled and checked again.
+        """
+        if not spans_cpu_processes(self.mesh):
+            return
+        form = form_of(args)
+        if (program, form) in self._checked:
+            return
+        check_no_own(program.lower(*args).compile(), self.mesh)
+        self._checked.add((program, form))

@@ -1,84 +1,48 @@
-"""Runs local steps as XLA programs, each with at most one chunk of an exchange.
-
-A step of a round is one program: the inner step of every group and, if a round is under
-way, the exchange of a chunk, whose collectives have the inner step beside them. The
-number of the chunk is an argument, so that one program serves all chunks. The last step
-of a round and the step in which the last chunk arrives are other programs.
-"""
+"""Takes local steps: which chunk of which round travels when."""
 
 import dataclasses
 import functools
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Passengers, Reduced
-from pipejax._core.message import codec_states as codec_states_of_device
+from pipejax._core.message import Message, Passengers
 from pipejax._core.rounds import (
+    Arrival,
+    Chunk,
     Form,
     GroupState,
     LocalState,
+    Places,
     Position,
     RoundInfo,
     Shared,
-    arrived,
-    at_anchor,
-    begun,
     chunked,
-    exchange,
-    inner_step,
-    merged,
-    reporting,
 )
-from pipejax._core.step import (
-    Common,
-    Inputs,
-    StepInfo,
-    Trainable,
-    info_of,
-    inputs_over,
-)
+from pipejax._core.step import Common, Inputs, Trainable
 from pipejax._internal.types import Keys, ModelState
 
-from ._config import StepConfig
-from ._interleave import interleave
-from ._options import options_for
-from ._turns import hand_on, wait_turn
+from ._codec_states import codec_states_of
+from ._fused_rounds import FusedRounds, with_params
+from ._host_rounds import HostRounds
+from ._round_config import Given, Outcome, RoundConfig, StepKind, stacked
+from ._thread import join
 
-
-class StepKind(NamedTuple):
-    """What a step does besides training. There is a program for each kind."""
-
-    exchanges: bool  # a chunk of the round before
-    merges: bool  # the last chunk arrives, and groups move by the corrections
-    begins: bool  # a round ends, and its exchange begins
+Item = TypeVar("Item")
+TRAINS = StepKind(exchanges=False, merges=False, begins=False)
+BEGINS = TRAINS._replace(begins=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounds:
-    """Executor of local steps.
+    """Rounds of local steps: their settings, and the executor that runs them."""
 
-    Attributes:
-      sync_every: Number of steps H of a round.
-      overlap_steps: Number of steps V in which the exchange of a round is hidden, at
-        most H. With 0, it follows the last step of the round.
-    """
-
-    config: StepConfig
-    outer_tx: optax.GradientTransformation
-    sync_every: int
-    overlap_steps: int
-
-    @property
-    def chunks(self) -> int:
-        """Returns the number of chunks of an exchange."""
-        return max(1, self.overlap_steps)
+    rounds: RoundConfig
+    executor: FusedRounds | HostRounds
 
     def init(
         self,
@@ -88,195 +52,171 @@ class Rounds:
         report: Passengers,
     ) -> LocalState:
         """Returns the state in which all groups begin at the same parameters."""
-        form = Form(params)
+        rounds, config, form = self.rounds, self.rounds.config, Form(params)
 
         def local(
             params: optax.Params, model_state: ModelState, rng: Keys
         ) -> tuple[Shared, GroupState]:
-            trainable = Trainable(params, self.config.step.settings.tx.init(params))
+            trainable = Trainable(params, config.step.settings.tx.init(params))
             zero = jnp.zeros((), jnp.int32)
-            anchor = chunked(params, self.chunks)
+            anchor = chunked(params, rounds.chunks)
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), report)
             own = GroupState(
-                local=Common(trainable, model_state, rng, zero, zero),
+                local=stacked(Common(trainable, model_state, rng, zero, zero)),
                 buffer=jax.tree.map(jnp.zeros_like, anchor),
-                reported=(empty, empty),
-                codec_states=self._codec_states(anchor),
+                reported=empty,
+                sent=jax.tree.map(jnp.copy, empty),
+                codec_states=(),
             )
-            return Shared(anchor, self.outer_tx.init(anchor), form), _stacked(own)
+            outer = tuple(map(rounds.outer_tx.init, anchor))
+            return Shared(anchor, outer, form), own
 
-        made = jax.jit(self.config.on_mesh(local, (P(), P(), P()), (P(), self._own)))
-        shared, own = made(params, model_state, rng)
-        return LocalState(shared, own, _start())
+        own: Any = P(config.axis_name)
+        made = jax.jit(config.on_mesh(local, (P(), P(), P()), (P(), own)))
+        shared, group = made(params, model_state, rng)
+        states = tuple(map(self._codec_states, shared.anchor))
+        return LocalState(shared, group._replace(codec_states=states), position(0, 0))
 
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
-        """Takes one step: dispatches its program, and does not wait for it."""
-        taken, left = map(int, state.position)
-        kind = StepKind(left > 0, left == 1, taken + 1 == self.sync_every)
-        wait_turn(self.config.mesh, state.own.local.step)
-        number = np.int32(self.chunks - left)
-        args = state.shared, state.own, inputs, number
-        shared, own, info = self._program(kind)(*args)
-        hand_on(self.config.mesh, info)
-        taken, left = taken + 1, max(left - 1, 0)
-        if kind.begins:
-            taken, left = 0, self.overlap_steps
-        return LocalState(shared, own, _position(taken, left)), info
+        """Takes one step of every group, with a chunk of the last round beside it."""
+        kind, (taken, left) = self._kind(state), map(int, state.position)
+        self._ahead(state)
+        given, own = self._given(state, kind), state.own
+        args = kind, own.local, own.reported, given, inputs
+        trained, outcome = self.executor.train(*args)
+        own = own._replace(local=trained.local, reported=trained.reported)
+        state = _applied(state._replace(own=own), outcome)
+        state = state._replace(position=position(taken + 1, max(left - 1, 0)))
+        arrival = outcome.arrival
+        if trained.sent is not None:
+            state = self._begun(state, trained.sent)
+            if not self.rounds.overlap_steps:
+                state, arrival = self._completed(state)
+        arrival = self._nothing(state.own.sent) if arrival is None else arrival
+        return state, RoundInfo(**arrival._asdict(), **trained.info._asdict())
 
-    def drain(self, state: LocalState) -> LocalState:
+    def drain(self, state: LocalState) -> tuple[LocalState, tuple[Arrival, ...]]:
         """Exchanges what is left of a round, and then the progress since."""
-        taken, left = map(int, state.position)
-        wait_turn(self.config.mesh, state.own.local.step)
-        shared, own = self._drain(left, taken > 0)(state.shared, state.own)
-        hand_on(self.config.mesh, own)
-        return LocalState(shared, own, _start())
+        arrivals, taken = [], int(state.position.taken)
+        self._ahead(state)
+        if state.position.left:
+            state, arrival = self._completed(state)
+            arrivals.append(arrival)
+        if taken:
+            params = state.own.local.trainable.params
+            outcome = self.executor.rest(BEGINS, params, self._given(state, BEGINS))
+            # A step adds its part of a whole round to the report.
+            sent = self._scaled(state.own.reported, self.rounds.sync_every / taken)
+            state = self._begun(_applied(state, outcome), sent)
+            state, arrival = self._completed(state)
+            arrivals.append(arrival)
+        # There is no other progress, and rounding errors end here.
+        own = state.own
+        local = with_params(own.local, self._at_anchor(state.shared))
+        empty = self._scaled(own.reported, 0.0)
+        own = own._replace(local=local, reported=empty)
+        if isinstance(self.executor, HostRounds):
+            join()
+        return LocalState(state.shared, own, position(0, 0)), tuple(arrivals)
 
     def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
         """Returns the lowered program of a step that exchanges a chunk."""
-        kind = StepKind(exchanges=self.overlap_steps > 0, merges=False, begins=False)
-        args = state.shared, state.own, inputs, np.int32(0)
-        return self._program(kind).lower(*args)
+        kind = TRAINS._replace(exchanges=self.rounds.overlap_steps > 0)
+        first = state._replace(position=position(0, self.rounds.chunks))
+        given, own = self._given(first, kind), state.own
+        return self.executor.lower(kind, own.local, own.reported, given, inputs)
 
-    @property
-    def _own(self) -> P:
-        return P(self.config.axis_name)
+    def _kind(self, state: LocalState) -> StepKind:
+        taken, left = map(int, state.position)
+        return StepKind(left > 0, left == 1, taken + 1 == self.rounds.sync_every)
 
-    def _codec_states(self, anchor: Any) -> Any:
-        chunk = jax.tree.map(lambda rows: rows[0], anchor)
-        like = Message(chunk, None, None)
-        return codec_states_of_device(like, self.config.sums_by, self.config.axis_name)
-
-    @functools.cached_property
-    def _programs(self) -> dict[Any, jax.stages.Wrapped]:
-        return {}
-
-    def _program(self, kind: StepKind) -> jax.stages.Wrapped:
-        """Returns the program of a kind of step, made once."""
-        if kind not in self._programs:
-            own, of_inputs = self._own, inputs_over(self.config.axis_name)
-            whole: Any = P()
-            each: Any = own
-            infos = RoundInfo(*[whole] * 4, *[each] * 4)
-            local = self.config.on_mesh(
-                functools.partial(self._local_step, kind),
-                (P(), own, of_inputs, P()),
-                (P(), own, infos),
-            )
-            options = options_for(self.config.mesh, at_once=False).kept
-            self._programs[kind] = jax.jit(
-                local,
-                in_shardings=(None, None, self.config.inputs, None),
-                compiler_options=options,
-            )
-        return self._programs[kind]
-
-    def _drain(self, left: int, progress: bool) -> jax.stages.Wrapped:
-        """Returns the program of a drain, made once."""
-        key = "drain", left, progress
-        if key not in self._programs:
-            local = functools.partial(self._local_drain, left, progress)
-            specs = P(), self._own
-            self._programs[key] = jax.jit(self.config.on_mesh(local, specs, specs))
-        return self._programs[key]
-
-    def _local_step(
-        self,
-        kind: StepKind,
-        shared: Shared,
-        own: GroupState,
-        inputs: Inputs,
-        number: jax.Array,
-    ) -> tuple[Shared, GroupState, RoundInfo]:
-        """Runs one group's part of a step."""
-        own, step, reduced = _alone(own), self.config.step, None
-        compute = functools.partial(inner_step, step)
+    def _given(self, state: LocalState, kind: StepKind) -> Given:
+        """Returns what the program of a kind of step takes of a round."""
+        (anchor, outer, _), own = state.shared, state.own
+        due, number = None, self.rounds.chunks - int(state.position.left)
         if kind.exchanges:
-            by, axis = self.config.sums_by, self.config.axis_name
-            begin, before = exchange(own, number, by, axis), own.codec_states
-            value, after, (local, info, message) = interleave(
-                begin.start, before, begin.stages, compute, own.local, inputs
-            )
-            reduced, states = begin.finish(value, after, before)
-            own = own._replace(codec_states=states)
-            shared, own = self._arrived(shared, own, number, reduced)
-        else:
-            local, info, message = compute(own.local, inputs)
-        own = reporting(own._replace(local=local), message, self.sync_every)
-        if kind.merges:
-            own = merged(own)
-        if kind.begins:
-            own = begun(shared, own, self.chunks)
-            if not self.overlap_steps:
-                shared, own, reduced = self._exchanged(shared, own, range(1))
-                own = merged(own)
-        came = kind.merges or (kind.begins and not self.overlap_steps)
-        return shared, _stacked(own), self._info(info, reduced if came else None, own)
-
-    def _local_drain(
-        self, left: int, progress: bool, shared: Shared, own: GroupState
-    ) -> tuple[Shared, GroupState]:
-        """Runs one group's part of a drain."""
-        own = _alone(own)
-        if left:
-            rest = range(self.chunks - left, self.chunks)
-            shared, own, _ = self._exchanged(shared, own, rest)
-            own = merged(own)
-        if progress:
-            own = begun(shared, own, self.chunks)
-            shared, own, _ = self._exchanged(shared, own, range(self.chunks))
-        # There is no other progress, and rounding errors end here.
-        return shared, _stacked(at_anchor(shared, own))
-
-    def _exchanged(
-        self, shared: Shared, own: GroupState, numbers: Iterable[int]
-    ) -> tuple[Shared, GroupState, Reduced | None]:
-        """Exchanges chunks one after another, with nothing beside them."""
-        reduced = None
-        for number in numbers:
-            by, axis = self.config.sums_by, self.config.axis_name
-            place = jnp.int32(number)
-            reduced, states = exchange(own, place, by, axis).run(own.codec_states)
-            own = own._replace(codec_states=states)
-            shared, own = self._arrived(shared, own, place, reduced)
-        return shared, own, reduced
-
-    def _arrived(
-        self, shared: Shared, own: GroupState, number: jax.Array, reduced: Reduced
-    ) -> tuple[Shared, GroupState]:
-        args = shared, own, number, reduced, self.config.devices
-        return arrived(self.outer_tx, *args)
-
-    def _info(
-        self, info: StepInfo, reduced: Reduced | None, own: GroupState
-    ) -> RoundInfo:
-        if reduced is None:  # no round has arrived
-            nothing = Message({}, None, own.reported[1])
-            reduced = Reduced.of(nothing, jnp.array(False))
-        of_round = info_of(reduced, None, self.config.devices)
-        return RoundInfo(
-            loss=jnp.asarray(of_round.loss),
-            metrics=of_round.metrics,
-            weight=jnp.asarray(of_round.weight),
-            arrived=jnp.asarray(of_round.arrived),
-            local_loss=jnp.asarray(info.loss)[None],
-            grad_norm=jnp.asarray(info.grad_norm)[None],
-            applied=jnp.asarray(info.applied)[None],
-            skipped=jnp.asarray(info.skipped)[None],
+            states = own.codec_states[number]
+            due = Places(anchor[number], outer[number], own.buffer[number], states)
+        others = anchor[:-1] if kind.exchanges else anchor
+        return Given(
+            due=due,
+            corrections=own.buffer[:-1] if kind.merges else (),
+            anchors=others if kind.begins else (),
+            sent=own.sent,
         )
 
+    def _begun(self, state: LocalState, sent: Passengers) -> LocalState:
+        """Returns the state at the beginning of a round's exchange."""
+        own, left = state.own._replace(sent=sent), self.rounds.chunks
+        state = LocalState(state.shared, own, position(0, left))
+        self._ahead(state)
+        return state
 
-def _position(taken: int, left: int) -> Position:
+    def _completed(self, state: LocalState) -> tuple[LocalState, Arrival]:
+        """Exchanges what is left of a round, with nothing beside it."""
+        while True:
+            taken, left = map(int, state.position)
+            kind = StepKind(exchanges=True, merges=left == 1, begins=False)
+            params = state.own.local.trainable.params if kind.merges else None
+            outcome = self.executor.rest(kind, params, self._given(state, kind))
+            state = _applied(state, outcome)
+            state = state._replace(position=position(taken, left - 1))
+            if outcome.arrival is not None:
+                return state, outcome.arrival
+
+    def _ahead(self, state: LocalState) -> None:
+        """Lets an executor begin with the chunks that are left of a round."""
+        if left := int(state.position.left):
+            own = state.own
+            self.executor.ahead(own.buffer[-left:], own.sent, own.codec_states[-left:])
+
+    def _codec_states(self, chunk: Chunk) -> Any:
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
+        config = self.rounds.config.at(self.executor.reduction_mesh)
+        return codec_states_of(config, Message(like))
+
+    @functools.cached_property
+    def _scaled(self) -> jax.stages.Wrapped:
+        return jax.jit(lambda report, by: jax.tree.map(lambda x: x * by, report))
+
+    @functools.cached_property
+    def _at_anchor(self) -> jax.stages.Wrapped:
+        """Returns the program that gives every group the parameters of the anchor."""
+        config, own = self.rounds.config, P(self.rounds.config.axis_name)
+        program = config.on_mesh(lambda shared: stacked(shared.params), P(), own)
+        return jax.jit(program)
+
+    @functools.cached_property
+    def _nothing(self) -> jax.stages.Wrapped:
+        config, own = self.rounds.config, P(self.rounds.config.axis_name)
+        return jax.jit(config.on_mesh(self.rounds.nothing, (own,), P()))
+
+
+def _applied(state: LocalState, outcome: Outcome) -> LocalState:
+    """Returns the state with what a program has made of a round."""
+    shared, own = state.shared, state.own
+    if outcome.due is not None:
+        number = len(shared.anchor) - int(state.position.left)
+        anchor, outer, buffer, states = outcome.due
+        shared = shared._replace(
+            anchor=_with(shared.anchor, number, anchor),
+            outer=_with(shared.outer, number, outer),
+        )
+        own = own._replace(
+            buffer=_with(own.buffer, number, buffer),
+            codec_states=_with(own.codec_states, number, states),
+        )
+    if outcome.buffer is not None:
+        own = own._replace(buffer=outcome.buffer)
+    if outcome.params is not None:
+        own = own._replace(local=with_params(own.local, outcome.params))
+    return LocalState(shared, own, state.position)
+
+
+def _with(items: tuple[Item, ...], number: int, item: Item) -> tuple[Item, ...]:
+    return (*items[:number], item, *items[number + 1 :])
+
+
+def position(taken: int, left: int) -> Position:
+    """Returns a place in a round."""
     return Position(np.int32(taken), np.int32(left))
-
-
-def _start() -> Position:
-    return _position(0, 0)
-
-
-def _alone(own: GroupState) -> GroupState:
-    """Returns the arrays of one group, without the axis of groups."""
-    return jax.tree.map(lambda x: lax.squeeze(x, (0,)), own)
-
-
-def _stacked(own: GroupState) -> GroupState:
-    return jax.tree.map(lambda x: x[None], own)

@@ -1,12 +1,14 @@
 """Rounds of local steps: what a group does alone, and what groups exchange."""
 
+from ._flat import Chunk as Chunk
 from ._flat import chunked as chunked
 from ._flat import whole as whole
+from ._info import Arrival as Arrival
+from ._info import LocalInfo as LocalInfo
 from ._info import RoundInfo as RoundInfo
+from ._round import Places as Places
 from ._round import arrived as arrived
-from ._round import at_anchor as at_anchor
-from ._round import begun as begun
-from ._round import exchange as exchange
+from ._round import differences as differences
 from ._round import inner_step as inner_step
 from ._round import merged as merged
 from ._round import reporting as reporting

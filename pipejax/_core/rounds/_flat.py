@@ -1,5 +1,6 @@
-"""A pytree as one matrix for each dtype, whose rows are chunks of equal size."""
+"""A pytree as chunks of equal size, which travel one by one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,51 +9,36 @@ import jax.numpy as jnp
 from pipejax._internal.ravel import ravel, unravel
 from pipejax._internal.types import Tree
 
-Flat = dict[str, jax.Array]
-"""For each dtype of a pytree its elements as a matrix `[chunks, elements]`. Zeros fill
-the last row."""
+Chunk = dict[str, jax.Array]
+"""A part of the elements of a pytree, as a vector for each dtype."""
 
 
-def chunked(tree: Tree, chunks: int) -> Flat:
-    """Returns the elements of a pytree in chunks.
+def chunked(tree: Tree, count: int) -> tuple[Chunk, ...]:
+    """Returns the elements of a pytree in chunks. Zeros fill the last one.
 
     Examples:
-      >>> chunked({"a": jnp.arange(3.0), "b": jnp.ones(2)}, 2)["float32"].tolist()
-      [[0.0, 1.0, 2.0], [1.0, 1.0, 0.0]]
+      >>> first, last = chunked({"a": jnp.arange(3.0), "b": jnp.ones(2)}, 2)
+      >>> first["float32"].tolist(), last["float32"].tolist()
+      ([0.0, 1.0, 2.0], [1.0, 1.0, 0.0])
     """
-    return {
-        name: _rows(ravel(leaves), chunks) for name, leaves in _by_dtype(tree).items()
+    rows = {
+        name: _rows(ravel(leaves), count) for name, leaves in _by_dtype(tree).items()
     }
+    return tuple({name: x[i] for name, x in rows.items()} for i in range(count))
 
 
-def whole(flat: Flat, like: Tree) -> Any:
+def whole(chunks: Sequence[Chunk], like: Tree) -> Any:
     """Undoes `chunked`: returns a pytree with the shapes of `like`."""
     parts = {
-        name: iter(unravel(flat[name].reshape(-1), leaves))
+        name: iter(unravel(ravel([chunk[name] for chunk in chunks]), leaves))
         for name, leaves in _by_dtype(like).items()
     }
     return jax.tree.map(lambda leaf: next(parts[_name(leaf)]), like)
 
 
-def chunk_of(flat: Flat, number: jax.Array) -> Flat:
-    """Returns one chunk, as vectors."""
-    return {
-        name: jax.lax.dynamic_index_in_dim(rows, number, 0, keepdims=False)
-        for name, rows in flat.items()
-    }
-
-
-def with_chunk(flat: Flat, number: jax.Array, chunk: Flat) -> Flat:
-    """Returns the chunks with another one in the place of one of them."""
-    return {
-        name: jax.lax.dynamic_update_index_in_dim(rows, chunk[name], number, 0)
-        for name, rows in flat.items()
-    }
-
-
-def _rows(vector: jax.Array, chunks: int) -> jax.Array:
-    missing = -vector.size % chunks
-    return jnp.pad(vector, (0, missing)).reshape(chunks, -1)
+def _rows(vector: jax.Array, count: int) -> jax.Array:
+    missing = -vector.size % count
+    return jnp.pad(vector, (0, missing)).reshape(count, -1)
 
 
 def _by_dtype(tree: Tree) -> dict[str, list[Any]]:

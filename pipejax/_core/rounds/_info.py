@@ -7,6 +7,32 @@ import jax
 from pipejax._internal.types import Tree
 
 
+class Arrival(NamedTuple):
+    """The report of a round that has arrived.
+
+    Attributes:
+      loss: Mean loss over all groups and all steps of the round.
+      metrics: Means of the metrics.
+      weight: float32, the mean over steps of the sum of the weights over groups, or 1
+        if the loss function returns no weight.
+      arrived: bool, whether the round could be applied.
+    """
+
+    loss: jax.Array
+    metrics: Tree
+    weight: jax.Array
+    arrived: jax.Array
+
+
+class LocalInfo(NamedTuple):
+    """The report of one step of every group, as the fields of `RoundInfo`."""
+
+    local_loss: jax.Array
+    grad_norm: jax.Array
+    applied: jax.Array
+    skipped: jax.Array
+
+
 class RoundInfo(NamedTuple):
     """The report of one local step.
 

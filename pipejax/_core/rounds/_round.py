@@ -16,26 +16,34 @@ $$\theta_i <- \theta_i + (a' - (a - D_i))$$
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
-from pipejax._core.message import (
-    Exchange,
-    InFlight,
-    Message,
-    Reduced,
-    averaging,
-)
+from pipejax._core.message import InFlight, Message, Passengers, Reduced
 from pipejax._core.step import Common, Inputs, Step, StepInfo, apply
-from pipejax._internal.mesh import AxisName
-from pipejax.collectives import AllReduce
+from pipejax._internal.types import CodecStates
 
-from ._flat import Flat, chunk_of, chunked, whole, with_chunk
-from ._state import GroupState, Shared
+from ._flat import Chunk, chunked, whole
+
+
+class Places(NamedTuple):
+    """What the exchange of one chunk reads and replaces.
+
+    Attributes:
+      anchor: The chunk of the anchor.
+      outer: The state of the outer optimizer for this chunk.
+      buffer: The group's difference, or its correction once the chunk has arrived.
+      codec_states: What the codecs keep of this chunk.
+    """
+
+    anchor: Chunk
+    outer: optax.OptState
+    buffer: Chunk
+    codec_states: CodecStates
 
 
 def inner_step(
@@ -49,115 +57,54 @@ def inner_step(
     return local, info, message
 
 
-def begun(shared: Shared, own: GroupState, chunks: int) -> GroupState:
-    """Returns the state with the difference of a round that has ended."""
-    params = chunked(own.local.trainable.params, chunks)
-    buffer = jax.tree.map(jnp.subtract, shared.anchor, params)
-    now, _ = own.reported
-    empty = jax.tree.map(jnp.zeros_like, now)
-    return own._replace(buffer=buffer, reported=(empty, now))
-
-
-def exchange(
-    own: GroupState,
-    number: jax.Array,
-    all_reduce: AllReduce,
-    axis_name: AxisName,
-) -> Exchange:
-    """Returns the exchange of one chunk."""
-    chunk = chunk_of(own.buffer, number)
-    message = Message(chunk, None, own.reported[1])
-    return averaging(message, jnp.array(True), all_reduce, axis_name)
+def differences(anchor: Sequence[Chunk], params: optax.Params) -> tuple[Chunk, ...]:
+    """Returns the anchor minus the parameters of a group, in chunks."""
+    pairs = zip(anchor, chunked(params, len(anchor)), strict=True)
+    return tuple(jax.tree.map(jnp.subtract, *pair) for pair in pairs)
 
 
 def arrived(
     outer_tx: optax.GradientTransformation,
-    shared: Shared,
-    own: GroupState,
-    number: jax.Array,
+    places: Places,
     reduced: Reduced,
+    states: CodecStates,
     groups: int,
-) -> tuple[Shared, GroupState]:
+) -> Places:
     """Applies the mean of a chunk to the anchor, and leaves the correction.
 
     A chunk that is not finite is left out by all groups alike: it moves nothing, and
     its difference stays for the next round.
     """
+    before, sent = places.anchor, places.buffer
     mean = jax.tree.map(lambda x: x / groups, reduced.sum.gradients)
-    before, sent = chunk_of(shared.anchor, number), chunk_of(own.buffer, number)
-    state = _of_chunk(shared.outer, shared.anchor, number)
-    updates, new = outer_tx.update(mean, state, before)
-    after = optax.apply_updates(before, updates)
+    updates, outer = outer_tx.update(mean, places.outer, before)
     keep = reduced.finite
-    after = jax.tree.map(lambda a, b: jnp.where(keep, a, b), after, before)
-    new = jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, state)
-    correction = jax.tree.map(
-        lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
+    after = jax.tree.map(
+        lambda a, b: jnp.where(keep, a, b), optax.apply_updates(before, updates), before
     )
-    last = number == next(iter(shared.anchor.values())).shape[0] - 1
-    shared = shared._replace(
-        anchor=with_chunk(shared.anchor, number, after),
-        outer=_with_chunk(shared.outer, new, shared.anchor, number, last),
+    return Places(
+        anchor=after,
+        outer=jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, places.outer),
+        buffer=jax.tree.map(
+            lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
+        ),
+        codec_states=states,
     )
-    return shared, own._replace(buffer=with_chunk(own.buffer, number, correction))
 
 
-def merged(own: GroupState) -> GroupState:
-    """Returns the state after a group has moved by the corrections of a round."""
-    params = own.local.trainable.params
-    corrections = whole(own.buffer, params)
-    return _with_params(own, jax.tree.map(jnp.add, params, corrections))
+def merged(params: optax.Params, corrections: Sequence[Chunk]) -> optax.Params:
+    """Returns the parameters of a group after it has moved by all corrections."""
+    return jax.tree.map(jnp.add, params, whole(corrections, params))
 
 
-def at_anchor(shared: Shared, own: GroupState) -> GroupState:
-    """Returns the state of a group that has the parameters of the anchor."""
-    return _with_params(own, shared.params)
-
-
-def _with_params(own: GroupState, params: optax.Params) -> GroupState:
-    trained = own.local.trainable._replace(params=params)
-    return own._replace(local=own.local._replace(trainable=trained))
-
-
-def reporting(own: GroupState, message: Message, sync_every: int) -> GroupState:
-    """Returns the state with what a step reports added to its round."""
-    now, exchanged = own.reported
-    if message.passengers.names != now.names:
+def reporting(before: Passengers, message: Message, sync_every: int) -> Passengers:
+    """Returns the report of a round with what one more step reports."""
+    if message.passengers.names != before.names:
         raise ValueError(
             "`batch` must be given to `train.init` when `loss_fn` returns metrics or a"
             f" weight; got {message.passengers.names[1:]} for which the state has no"
             " room. Call `train.init(params, ..., batch=batch)`, with arrays or their"
             " shapes, jax.ShapeDtypeStruct."
         )
-    values = now.values + message.passengers.values / sync_every
-    now = dataclasses.replace(now, values=values)
-    return own._replace(reported=(now, exchanged))
-
-
-def _of_chunk(outer: optax.OptState, anchor: Flat, number: jax.Array) -> Any:
-    """Returns the optimizer's state of one chunk."""
-    return jax.tree.map(
-        lambda x: (
-            lax.dynamic_index_in_dim(x, number, 0, keepdims=False)
-            if _is_chunked(x, anchor)
-            else x
-        ),
-        outer,
-    )
-
-
-def _with_chunk(
-    outer: optax.OptState, new: Any, anchor: Flat, number: jax.Array, last: jax.Array
-) -> Any:
-    """Returns the state with that of a chunk; counters advance with the last one."""
-
-    def one(x: jax.Array, y: jax.Array) -> jax.Array:
-        if _is_chunked(x, anchor):
-            return lax.dynamic_update_index_in_dim(x, y, number, 0)
-        return jnp.where(last, y, x)
-
-    return jax.tree.map(one, outer, new)
-
-
-def _is_chunked(x: Any, anchor: Flat) -> bool:
-    return any(x.shape == rows.shape for rows in anchor.values())
+    values = before.values + message.passengers.values / sync_every
+    return dataclasses.replace(before, values=values)

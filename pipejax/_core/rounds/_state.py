@@ -11,7 +11,7 @@ from pipejax._core.message import Passengers
 from pipejax._core.step import Common
 from pipejax._internal.types import CodecStates, Tree
 
-from ._flat import Flat, whole
+from ._flat import Chunk, whole
 
 
 @functools.partial(jax.tree_util.register_static)
@@ -35,12 +35,12 @@ class Shared(NamedTuple):
 
     Attributes:
       anchor: The parameters that all groups agree on, in chunks.
-      outer: The state of the outer optimizer, whose arrays are in chunks, too.
+      outer: The state of the outer optimizer for each chunk.
       form: Shapes of the parameters. It has no leaves.
     """
 
-    anchor: Flat
-    outer: optax.OptState
+    anchor: tuple[Chunk, ...]
+    outer: tuple[optax.OptState, ...]
     form: Form
 
     @property
@@ -52,22 +52,24 @@ class Shared(NamedTuple):
 class GroupState(NamedTuple):
     """The part of a state of which each group has its own.
 
-    On a mesh of p groups, arrays have a leading axis of length p.
+    On a mesh of p groups, arrays of `local` have a leading axis of length p. All others
+    are concatenated along their first axis.
 
     Attributes:
       local: What the group trains by itself, and its counters and keys.
       buffer: The difference of the last round, anchor minus parameters, in chunks. A
         chunk that has been exchanged holds the correction: what is to be added to the
         parameters.
-      reported: Mean over its steps of what the group reports of the round so far, and
-        of the round that is being exchanged.
-      codec_states: What the codecs keep from one chunk to the next.
+      reported: Mean over its steps of what the group reports of the round so far.
+      sent: The same of the round that is being exchanged.
+      codec_states: What the codecs keep of each chunk until the next round.
     """
 
     local: Common
-    buffer: Flat
-    reported: tuple[Passengers, Passengers]
-    codec_states: CodecStates
+    buffer: tuple[Chunk, ...]
+    reported: Passengers
+    sent: Passengers
+    codec_states: tuple[CodecStates, ...]
 
 
 class Position(NamedTuple):

@@ -14,7 +14,7 @@ import pipejax as pj
 from pipejax import checkpoint
 
 from ...helpers import batches, init_params, loss_fn
-from . import own_collectives, pieces, sharded, stateful
+from . import local_steps, own_collectives, pieces, sharded, stateful
 from .group import Group
 from .worker import (
     WITH_CODECS,
@@ -318,6 +318,15 @@ def test_sharded_optimizer_of_two_processes_has_the_bits_of_one(ask, tmp_path, n
     here = pieces.saved_and_continued(name, tmp_path / "one", devices=2)
     assert here["alike"]
     assert first["end"] == here["end"]
+
+
+@pytest.mark.parametrize("name", ["late", pytest.param("at once", marks=FULL)])
+def test_local_steps_of_two_processes_have_the_bits_of_one(ask, name):
+    first, second = ask("local_steps", name)
+    here = local_steps.trained(name, devices=2, executor="host")
+    assert first["executor"] == "host"
+    assert first["anchor"] == second["anchor"] == here["anchor"]
+    assert first["losses"] == second["losses"] == here["losses"]
 
 
 @pytest.mark.one_python  # two processes work for 20 processor seconds

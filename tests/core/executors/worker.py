@@ -26,7 +26,7 @@ import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
 from ...helpers import batches, init_params, loss_fn, wrap_exchange
-from . import mixed, own_collectives, pieces, sharded
+from . import local_steps, mixed, own_collectives, pieces, sharded
 from . import stateful as stateful_model
 
 
@@ -514,6 +514,7 @@ TASKS = {
     "ends": ends,
     "sleeps": sleeps,
     "sharded": sharded.saved_and_continued,
+    "local_steps": local_steps.trained,
     "pieces": pieces.saved_and_continued,
     "drawn": mixed.drawn,
     "of_kinds": mixed.of_kinds,

@@ -10,7 +10,13 @@ import pytest
 import pipejax as pj
 
 from ...grid import grid
-from ...helpers import OPTIMIZERS, batches, init_params, loss_fn
+from ...helpers import (
+    OPTIMIZERS,
+    assert_bits_equal,
+    batches,
+    init_params,
+    loss_fn,
+)
 from .by_hand import trained
 
 OUTER = {"mean": optax.sgd(1.0), "nesterov": optax.sgd(0.7, 0.9, nesterov=True)}
@@ -36,15 +42,16 @@ def run(tx, groups, every, overlap, steps=17, outer_tx=None, loss=loss_fn, **set
 
 @grid(
     2,
+    executor=["fused", "host"],
     groups=[1, 2, 4, 6],
     rounds=[(1, 0), (1, 1), (3, 0), (3, 1), (3, 3), (8, 0), (8, 1), (8, 3), (8, 8)],
     tx=OPTIMIZERS,
     outer=OUTER,
 )
-def test_groups_train_as_by_hand(groups, rounds, tx, outer):
+def test_groups_train_as_by_hand(executor, groups, rounds, tx, outer):
     every, overlap = rounds
     args = OPTIMIZERS[tx], groups, every, overlap
-    _, state, _ = run(*args, outer_tx=OUTER[outer])
+    _, state, _ = run(*args, outer_tx=OUTER[outer], executor=executor)
     anchor, local = trained(
         loss_fn,
         OPTIMIZERS[tx],
@@ -69,12 +76,12 @@ def test_rounds_of_one_step_are_synchronous_training():
     chex.assert_trees_all_close(state.params, wanted.params, rtol=1e-5, atol=3e-6)
 
 
-@pytest.mark.parametrize("steps", [3, 6, 7, 8, 9])
-def test_drained_groups_are_the_same_and_keep_all_progress(steps):
+@grid(1, steps=[3, 6, 7, 8, 9], executor=["fused", "host"])
+def test_drained_groups_are_the_same_and_keep_all_progress(steps, executor):
     """With a mean outside, a drain gives the mean of what the groups have."""
-    train, state, _ = run(optax.sgd(0.1), 4, 3, 2, steps)
+    train, state, infos = run(optax.sgd(0.1), 4, 3, 2, steps, executor=executor)
     wanted = jax.tree.map(lambda x: x.mean(0), state.local.trainable.params)
-    drained = train.drain(state)
+    drained, arrivals = train.drain(state)
     found = jax.device_get(drained.local.trainable.params)
     for leaf in jax.tree.leaves(found):
         assert (leaf == leaf[:1]).all()
@@ -82,8 +89,29 @@ def test_drained_groups_are_the_same_and_keep_all_progress(steps):
     chex.assert_trees_all_equal(one, jax.device_get(drained.params))
     if not state.position.left:
         chex.assert_trees_all_close(one, wanted, rtol=1e-5, atol=3e-6)
-    again = train.drain(drained)
+    own = np.stack([info.local_loss for info in infos])
+    ends = [*range(3, steps, 3), steps]
+    rounds = np.split(own, ends[:-1])
+    came = sum(bool(info.arrived) for info in infos)
+    assert len(arrivals) == len(rounds) - came
+    for arrival, losses in zip(arrivals, rounds[came:], strict=True):
+        np.testing.assert_allclose(arrival.loss, losses.mean(), rtol=1e-5)
+    again, nothing = train.drain(drained)
+    assert not nothing
     chex.assert_trees_all_equal(again.params, drained.params)
+
+
+@grid(1, rounds=[(3, 3), (4, 2), (3, 1), (2, 0)], tx=["adamw", "momentum"])
+def test_both_executors_have_the_same_bits(rounds, tx):
+    ends = []
+    for executor in ("fused", "host"):
+        settings = {"outer_tx": OUTER["nesterov"], "executor": executor}
+        args = OPTIMIZERS[tx], 4, *rounds
+        train, state, infos = run(*args, steps=11, **settings)
+        drained, _ = train.drain(state)
+        losses = [info.loss for info in infos]
+        ends.append(jax.device_get((state.local, state.shared.anchor, drained, losses)))
+    assert_bits_equal(*ends)
 
 
 def test_loss_of_a_round_arrives_with_its_last_chunk():
@@ -106,20 +134,24 @@ def test_group_skips_its_own_step_of_nan():
     state, info = train.step(state, batch)
     assert info.applied.tolist() == [False, True, True, True]
     assert info.skipped.tolist() == [1, 0, 0, 0]
-    after = jax.device_get(train.drain(state).params)
+    after = jax.device_get(train.drain(state)[0].params)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((before, after)))
 
 
-def test_chunk_with_nan_moves_no_group():
-    train, state, _ = run(optax.sgd(0.1), 2, 4, 2, steps=4)
-    buffer = jax.tree.map(lambda x: x.at[0, 1, 0].set(jnp.nan), state.own.buffer)
-    state = state._replace(own=state.own._replace(buffer=buffer))
-    anchor = state.shared.anchor["float32"]
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_chunk_with_nan_moves_no_group(executor):
+    train, state, _ = run(optax.sgd(0.1), 2, 4, 2, steps=4, executor=executor)
+    first, last = state.own.buffer
+    last = jax.tree.map(lambda x: x.at[0].set(jnp.nan), last)
+    state = state._replace(own=state.own._replace(buffer=(first, last)))
+    anchor = state.shared.anchor
     for batch in batches(2, size=24, seed=3):
         state, _ = train.step(state, batch)
-    moved = np.asarray(state.shared.anchor["float32"] != anchor)
-    assert moved[0].any()
-    assert not moved[1].any()
+    moved = [
+        bool(jnp.any(new["float32"] != old["float32"]))
+        for new, old in zip(state.shared.anchor, anchor, strict=True)
+    ]
+    assert moved == [True, False]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.local.trainable))
 
 
@@ -133,6 +165,6 @@ def test_codec_with_feedback_reaches_the_same_loss():
         train, state, _ = run(
             OPTIMIZERS["adamw"], 4, 4, 4, steps=40, all_reduce=all_reduce
         )
-        params = train.drain(state).params
+        params = train.drain(state)[0].params
         ends[name] = float(loss_fn(params, batches(1, size=64, seed=9)[0]))
     assert ends["int8"] == pytest.approx(ends["bits"], rel=0.01)

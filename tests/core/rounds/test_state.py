@@ -11,7 +11,8 @@ PARAMS = {"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float32)}
 
 def test_anchor_has_the_shapes_of_the_parameters():
     anchor = chunked(PARAMS, 3)
-    shared = Shared(anchor, optax.sgd(1.0).init(anchor), Form(PARAMS))
+    outer = tuple(map(optax.sgd(1.0).init, anchor))
+    shared = Shared(anchor, outer, Form(PARAMS))
     assert jax.tree.map(np.shape, shared.params) == {"a": (2, 3), "b": (4,)}
     assert shared.params["a"].tolist() == PARAMS["a"].tolist()
 
