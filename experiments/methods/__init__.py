@@ -5,6 +5,8 @@ PyTorch's DDP with its hooks. All train one model by AdamW, from the same parame
 on the same batches.
 """
 
+from ._local import Local as Local
+from ._method import Batch as Batch
 from ._method import Method as Method
 from ._named import NAMES as NAMES
 from ._named import NotInstalledError as NotInstalledError

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import pipejax as pj
+from experiments.methods import NAMES
 from experiments.replicas import __main__ as replicas
-from experiments.replicas import _runs, nanogpt
+from experiments.replicas import _runs, cluster, nanogpt
 from experiments.replicas._methods import bytes_of
 from experiments.replicas._simulated import Simulated
 from experiments.sharded import model
@@ -183,3 +184,7 @@ def test_runs_on_devices_equal_simulated_runs(config, monkeypatch):
     found = _runs.train(task, run)
     np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=1e-3)
     np.testing.assert_allclose(found["test_loss"], wanted["test_loss"], rtol=1e-3)
+
+
+def test_methods_of_the_cluster_have_display_names():
+    assert set(cluster.METHODS) <= NAMES.keys()

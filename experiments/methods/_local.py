@@ -1,0 +1,54 @@
+"""Local steps: `pj.make_local_step`, in which hosts exchange in rounds."""
+
+from typing import Any
+
+import jax
+
+import pipejax as pj
+from pipejax.collectives import AllReduce, psum
+
+from ._method import Batch, Method
+from ._problem import Problem
+
+
+class Local(Method):
+    """Local steps of all hosts, whose mean is the outer optimizer."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        sync_every: int,
+        overlap_steps: int,
+        all_reduce: AllReduce | None = None,
+    ) -> None:
+        self.sync_every = sync_every
+        self.train = pj.make_local_step(
+            problem.loss,
+            problem.optimizer,
+            mesh=pj.data_mesh(),
+            sync_every=sync_every,
+            overlap_steps=overlap_steps,
+            all_reduce=all_reduce or psum(),
+        )
+        self.state = self.train.init(problem.start)
+
+    def step(self, batch: Batch) -> None:
+        """Takes a step; waits for the chunk that is due."""
+        self.state, _ = self.train.step(self.state, self.train.batch(batch))
+
+    def wait(self) -> None:
+        """Waits until the state has been computed; chunks under way continue."""
+        jax.block_until_ready(self.state.local)
+
+    def join(self) -> None:
+        """Waits until this host sends nothing."""
+        self.wait()
+        self.train.join()
+
+    def finish(self) -> None:
+        """Drains, so that all hosts have the anchor."""
+        self.state, _ = jax.block_until_ready(self.train.drain(self.state))
+
+    def params(self) -> Any:
+        """Returns the anchor."""
+        return jax.tree.map(lambda x: x.addressable_data(0), self.state.params)

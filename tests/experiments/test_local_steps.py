@@ -1,0 +1,32 @@
+"""Tests the experiment on local steps: its table, and the methods of a host."""
+
+import pytest
+
+from experiments.local_steps import cluster
+from experiments.local_steps._member import makers, turn
+from experiments.methods import Local, Problem
+
+
+def test_compute_utilisation_is_compute_over_step():
+    cell = {
+        "rate": "200mbit",
+        "sync_every": 32,
+        "elements": 10**6,
+        "seconds": {"compute": [0.1, 0.1, 0.1], "local, hidden": [0.1, 0.125, 0.2]},
+    }
+    cell |= cluster.times(cell)
+    titles, row = cluster.rows([cell])
+    assert titles[3:] == ["local, hidden"]
+    # 6 MB at 25 MB/s are 0.24 s, the time of 2.4 steps.
+    assert row == ["200mbit", "32", "2.4", "0.80 (0.50 - 1.00)"]
+
+
+@pytest.mark.parametrize("name", ["local, hidden", "local, at once"])
+def test_turn_of_local_steps_ends_with_equal_hosts(name, monkeypatch):
+    monkeypatch.setattr("experiments.local_steps._member.member.barrier", lambda: None)
+    problem = Problem("mlp", 8)
+    method = makers(2)[name](problem)
+    assert isinstance(method, Local)
+    assert turn(method, problem.random_batch(0), 1) > 0
+    assert tuple(method.state.position) == (0, 0)
+    assert method.params()["Dense_0"]["kernel"].shape == (784, 256)
