@@ -8,7 +8,13 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.checks import check_arrays, check_batch, check_keys, check_params
+from pipejax._core.checks import (
+    check_arrays,
+    check_batch,
+    check_keys,
+    check_opt_state,
+    check_params,
+)
 from pipejax._core.executors import FusedRounds, HostRounds, Rounds, join
 from pipejax._core.message import Passengers
 from pipejax._core.rounds import Arrival, LocalState, RoundInfo
@@ -19,6 +25,10 @@ from pipejax._internal.types import Tree
 
 from ._feed import check_global, data_sharding, global_batch, laid_out, plain_batch
 from ._replicate import placed
+
+_INNER = (
+    "Give the state of the inner optimizer, or leave it out to begin with a new one."
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,6 +51,7 @@ class LocalTrainStep:
         *,
         model_state: Any = None,
         rng: Any = None,
+        opt_state: optax.OptState | None = None,
         batch: Any = None,
     ) -> LocalState:
         """Makes the state before the first step, in which all groups are the same.
@@ -49,6 +60,8 @@ class LocalTrainStep:
           params: Pytree of floating arrays.
           model_state: As for `TrainStep.init`.
           rng: As for `TrainStep.init`. Every group gets keys of its own.
+          opt_state: State of the inner optimizer to continue from, such as that of a
+            synchronous warm-up. All groups begin with it. `None` makes a new one.
           batch: One batch, as arrays or shapes, if `loss_fn` returns metrics or a
             weight.
 
@@ -56,14 +69,18 @@ class LocalTrainStep:
           A `LocalState`, which holds copies.
 
         Raises:
-          ValueError: If an argument cannot be used.
+          ValueError: If an argument cannot be used, or `opt_state` does not fit.
         """
         check_params(params)
         check_arrays("model_state", model_state)
         check_keys(rng)
+        if opt_state is not None:
+            tx = self.rounds.rounds.config.step.settings.tx
+            check_opt_state(tx, params, opt_state, "opt_state", _INNER)
         report = self._report(params, model_state, rng, batch)
         join()  # Only one thread may launch collectives.
         given = {"params": params, "model_state": model_state, "rng": rng}
+        given["opt_state"] = opt_state
         arrays = placed(given, jax.tree.map(lambda _: P(), given), self.mesh)
         return self.rounds.init(**arrays, report=report)
 

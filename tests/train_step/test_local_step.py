@@ -69,3 +69,27 @@ def test_parameters_on_one_device_are_taken():
     params = jax.device_put(init_params(), jax.devices()[1])
     state, _ = train.step(train.init(params), batches(1)[0])
     assert len(state.params["hidden"].sharding.device_set) == 4
+
+
+def test_groups_continue_from_a_synchronous_warm_up():
+    tx, data = optax.adamw(1e-2), batches(9)
+    warm = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(4), width=1)
+    begun = warm.init(init_params())
+    for batch in data[:3]:
+        begun, _ = warm.step(begun, batch)
+    train = made(loss_fn, sync_every=1, overlap_steps=0)
+    state = train.init(begun.params, opt_state=begun.opt_state)
+    local = state.local.trainable.opt_state[0]
+    assert local.count.tolist() == [3] * 4
+    for group in local.mu["out"]:
+        assert np.array_equal(group, begun.opt_state[0].mu["out"])
+    for batch in data[3:]:
+        state, _ = train.step(state, batch)
+    assert state.local.trainable.opt_state[0].count.tolist() == [9] * 4
+
+
+def test_state_of_another_optimizer_is_refused():
+    train = made(loss_fn)
+    other = optax.sgd(0.1, momentum=0.9).init(init_params())
+    with pytest.raises(ValueError, match="`opt_state` must be a state of this"):
+        train.init(init_params(), opt_state=other)

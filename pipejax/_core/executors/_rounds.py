@@ -24,6 +24,7 @@ from pipejax._core.rounds import (
     chunked,
 )
 from pipejax._core.step import Common, Inputs, Trainable
+from pipejax._internal.structures import restructured
 from pipejax._internal.types import Keys, ModelState
 
 from ._codec_states import codec_states_of
@@ -49,15 +50,21 @@ class Rounds:
         params: optax.Params,
         model_state: ModelState,
         rng: Keys,
+        opt_state: optax.OptState | None,
         report: Passengers,
     ) -> LocalState:
         """Returns the state in which all groups begin at the same parameters."""
         rounds, config, form = self.rounds, self.rounds.config, Form(params)
 
         def local(
-            params: optax.Params, model_state: ModelState, rng: Keys
+            params: optax.Params,
+            model_state: ModelState,
+            rng: Keys,
+            opt_state: optax.OptState | None,
         ) -> tuple[Shared, GroupState]:
-            trainable = Trainable(params, config.step.settings.tx.init(params))
+            new = config.step.settings.tx.init(params)
+            given = new if opt_state is None else restructured(opt_state, new)
+            trainable = Trainable(params, jax.tree.map(jnp.asarray, given))
             zero = jnp.zeros((), jnp.int32)
             anchor = chunked(params, rounds.chunks)
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), report)
@@ -72,8 +79,8 @@ class Rounds:
             return Shared(anchor, outer, form), own
 
         own: Any = P(config.axis_name)
-        made = jax.jit(config.on_mesh(local, (P(), P(), P()), (P(), own)))
-        shared, group = made(params, model_state, rng)
+        made = jax.jit(config.on_mesh(local, (P(),) * 4, (P(), own)))
+        shared, group = made(params, model_state, rng, opt_state)
         states = tuple(map(self._codec_states, shared.anchor))
         return LocalState(shared, group._replace(codec_states=states), position(0, 0))
 
