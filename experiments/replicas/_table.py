@@ -48,6 +48,13 @@ def codec_rows(result: Result) -> list[list[str]]:
 
 def above(optimizer: str, method: str, replicas: int, result: Result) -> str:
     """Returns how much higher the runs of a method end than synchronous ones."""
+    return _above(paired(optimizer, method, replicas, result))
+
+
+def paired(
+    optimizer: str, method: str, replicas: int, result: Result
+) -> list[list[dict[str, Any]]]:
+    """Returns the synchronous run and that of a method, for each seed that has both."""
     rate = tuned(optimizer, result)
 
     def end(name: str, seed: int) -> Any:
@@ -57,7 +64,7 @@ def above(optimizer: str, method: str, replicas: int, result: Result) -> str:
         return found(result["runs"], wanted)
 
     pairs = [[end(name, seed) for name in ("K=1", method)] for seed in result["seeds"]]
-    return _above([pair for pair in pairs if all(pair)])
+    return [pair for pair in pairs if all(pair)]
 
 
 def _above(pairs: Sequence[Sequence[Any]]) -> str:
@@ -74,3 +81,27 @@ def _above(pairs: Sequence[Sequence[Any]]) -> str:
 
 def _optimizers(runs: Sequence[dict[str, Any]]) -> list[str]:
     return [*dict.fromkeys(run["optimizer"] for run in runs)]
+
+
+SHOWN = ("K=2", "K=2, rank 16 at once")
+
+
+def shown_rows(results: Sequence[Result]) -> list[list[str]]:
+    """Returns the rows of `SHOWN` that have three seeds, of several tasks.
+
+    A method whose result does not depend on the number of replicas has one value for
+    all of them.
+    """
+    table = [["task", "optimizer", "replicas", "test loss of K=1", *SHOWN]]
+    for result in results:
+        runs = [run for run in result["runs"] if run["method"] == SHOWN[0]]
+        counts = sorted({run["replicas"] for run in runs})
+        for optimizer, count in itertools.product(_optimizers(runs), counts):
+            found = [paired(optimizer, name, count, result) for name in SHOWN]
+            if any(len(pairs) < 3 for pairs in found):
+                continue
+            first = np.mean([pair[0]["test_loss"] for pair in found[0]])
+            cells = (_above(pairs) for pairs in found)
+            title = result["task"], optimizer, str(count), f"{first:.4f}"
+            table.append([*title, *cells])
+    return table

@@ -26,7 +26,8 @@ from experiments.conversions import _table as conversions
 from experiments.convex import __main__ as convex
 from experiments.faults import __main__ as faults
 from experiments.faults import endurance, goodput, start
-from experiments.report import result
+from experiments.replicas import _table as replicas
+from experiments.report import RESULTS, result
 from experiments.sharded import cluster as sharded_cluster
 from experiments.sharded import compiled, nanogpt
 from experiments.sharded_optimizer import accuracy
@@ -50,6 +51,12 @@ def _sharpness() -> Table:
     return sharpness.rows(
         result("convergence_sharpness")["runs"], result("convergence")
     )
+
+
+def _replicas() -> Table:
+    tasks = ("mnist", "cifar10", "shakespeare")
+    paths = [RESULTS / f"replicas_{task}.json" for task in tasks]
+    return replicas.shown_rows([result(path.stem) for path in paths if path.exists()])
 
 
 def _accuracy() -> Table:
@@ -89,6 +96,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "paper.parts": _of(_paper.parts, "paper", "cells"),
     "paper.steps": _of(_paper.steps, "paper", "cells"),
     "prediction": _of(prediction.rows, "prediction", "cells"),
+    "replicas": _replicas,
+    "replicas.cluster": _of(speedup.table_rows, "replicas_cluster", "cells"),
     "profile.phases": _of(allreduce_profile.phases, "allreduce_profile", "cells"),
     "profile.whole": _of(allreduce_profile.whole, "allreduce_profile", "cells"),
     "scaling": _of(scaling.table, "scaling", "cells"),

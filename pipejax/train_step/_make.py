@@ -1,6 +1,7 @@
 """Makes a Pipe-SGD train step from a loss function, an optimizer and a mesh."""
 
 import dataclasses
+import logging
 from typing import Literal
 
 import optax
@@ -38,6 +39,9 @@ from pipejax.codecs import Codec, Linear
 from pipejax.collectives import AllReduce, Schedule, psum
 
 from ._step import TrainStep
+
+_log = logging.getLogger(__name__)
+_MANY = 16  # devices with which predictions have been seen to be as good as with four
 
 
 def make_train_step(
@@ -246,10 +250,25 @@ def make_train_step(
         all_reduce=schedule.phases[-1],
         donate=donate,
     )
+    _log_noise(config)
     warmup = check_count("warmup_steps", warmup_steps, 0) if config.width > 1 else 0
     ends = sorted({*schedule.boundaries, warmup} - {0})
     earlier = tuple(_until(end, config, schedule, warmup) for end in ends)
     return TrainStep(config, check_executor(executor), earlier, tuple(ends))
+
+
+def _log_noise(config: StepConfig) -> None:
+    """Logs that predictions are noisy, where many devices make them by themselves."""
+    settings = config.step.settings
+    within = settings.device_axis
+    many = config.devices // (1 if within is None else config.mesh.shape[within])
+    if config.width > 1 and settings.weight_prediction and many > _MANY:
+        _log.warning(
+            "%s devices or groups predict with their own gradients, which are noisier"
+            " the more of them share a batch. With at_once=..., they do not predict."
+            " See docs/convergence.md, 'How many devices share a batch'",
+            many,
+        )
 
 
 def _until(end: int, config: StepConfig, schedule: Schedule, warmup: int) -> StepConfig:

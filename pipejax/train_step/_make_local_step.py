@@ -37,6 +37,7 @@ def make_local_step(
     microbatches: int = 1,
     compute_dtype: DTypeLike | None = None,
     axis_name: AxisName = "data",
+    donate: bool = False,
     all_reduce: AllReduce = psum(),
     executor: Literal["auto", "fused", "host"] = "auto",
     skip_nonfinite: bool = True,
@@ -74,6 +75,8 @@ def make_local_step(
       microbatches: As for `make_train_step`.
       compute_dtype: As for `make_train_step`.
       axis_name: Mesh axis of the groups, or a tuple of axes.
+      donate: Whether a step may overwrite what the groups train, and the chunk that it
+        exchanges, in the state that it is given. That state must not be used again.
       all_reduce: Algorithm that sums the chunks, with its codec, which keeps a state
         for each chunk: error feedback sends what is lost of a chunk in the next round.
       executor: As for `make_train_step`. With "host", the communication thread has all
@@ -139,7 +142,7 @@ def make_local_step(
         mesh=mesh,
         width=1,
         all_reduce=check_all_reduce(all_reduce, axis_name).phases[-1],
-        donate=False,
+        donate=check_flag("donate", donate),
     )
     outer = optax.sgd(1.0) if outer_tx is None else check_outer(outer_tx)
     rounds = RoundConfig(config, outer, every, overlap)

@@ -11,7 +11,7 @@ import pytest
 import pipejax as pj
 from experiments.methods import NAMES
 from experiments.replicas import __main__ as replicas
-from experiments.replicas import _runs, cluster, nanogpt
+from experiments.replicas import _runs, _table, cluster, nanogpt
 from experiments.replicas._methods import bytes_of
 from experiments.replicas._simulated import Simulated
 from experiments.sharded import model
@@ -188,3 +188,25 @@ def test_runs_on_devices_equal_simulated_runs(config, monkeypatch):
 
 def test_methods_of_the_cluster_have_display_names():
     assert set(cluster.METHODS) <= NAMES.keys()
+
+
+def test_shown_rows_have_three_seeds():
+    def runs(method, replicas, loss, seeds):
+        common = {"task": "mnist", "optimizer": "adamw", "rate": 0.1, "method": method}
+        return [
+            common | {"replicas": replicas, "seed": s, "test_loss": loss + s}
+            for s in seeds
+        ]
+
+    every = range(3)
+    found = [
+        *runs("K=1", 1, 0.5, every),
+        *runs("K=2", 4, 0.6, every),
+        *runs("K=2", 16, 0.6, range(2)),
+        *runs("K=2, rank 16 at once", 4, 0.5, every),
+    ]
+    result = {"task": "mnist", "seeds": [*every], "runs": found}
+    _, *rows = _table.shown_rows([result])
+    assert rows == [
+        ["mnist", "adamw", "4", "1.5000", "+0.1000 ± 0.0000", "+0.0000 ± 0.0000"]
+    ]

@@ -164,3 +164,24 @@ def test_replicas_along_another_axis_change_no_bit():
 def test_twin_of_one_phase_has_one_phase():
     train = pj.make_train_step(loss_fn, TX, mesh=MESH)
     assert (train.plain.width, train.plain.boundaries) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("axes", "settings", "logs"),
+    [
+        ("data", {}, True),
+        ("data", {"width": 1}, False),
+        ("data", {"weight_prediction": False}, False),
+        ("data", {"at_once": pj.codecs.power_sgd(4, jax.random.key(0))}, False),
+        (("host", "device"), {}, False),
+    ],
+)
+def test_many_devices_with_predictions_of_their_own_are_logged(
+    caplog, axes, settings, logs
+):
+    chips = pj.overlap.topology("h100:1x4x8")
+    mesh = pj.data_mesh(devices=chips, axis_name=axes)
+    pj.make_train_step(loss_fn, TX, mesh=mesh, axis_name=axes, **settings)
+    said = [x.getMessage() for x in caplog.records if "share a batch" in x.message]
+    assert len(said) == logs
+    assert all(text.startswith("32 devices or groups predict") for text in said)

@@ -46,7 +46,8 @@ class FusedRounds:
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and does not wait for it."""
         wait_turn(self.rounds.config.mesh, local.step)
-        found = self._train(kind)(local, reported, given, inputs)
+        due, given = given.due, given._replace(due=None)
+        found = self._train(kind)(local, reported, due, given, inputs)
         hand_on(self.rounds.config.mesh, found)
         return found
 
@@ -76,7 +77,8 @@ class FusedRounds:
         inputs: Inputs,
     ) -> jax.stages.Lowered:
         """Returns the lowered program of a step."""
-        return self._train(kind).lower(local, reported, given, inputs)
+        due, given = given.due, given._replace(due=None)
+        return self._train(kind).lower(local, reported, due, given, inputs)
 
     @property
     def reduction_mesh(self) -> Mesh:
@@ -93,12 +95,14 @@ class FusedRounds:
         if ("train", kind) not in self._programs:
             own: Any = P(config.axis_name)
             given, outcome = rounds.specs(kind)
-            taken = own, own, given, inputs_over(config.axis_name)
+            due, given = given.due, given._replace(due=None)
+            taken = own, own, due, given, inputs_over(config.axis_name)
             made = Trained(own, own, own, own), outcome
             program = functools.partial(self._local_train, kind)
             self._programs["train", kind] = jax.jit(
                 config.on_mesh(program, taken, made),
-                in_shardings=(None, None, None, config.inputs),
+                in_shardings=(None, None, None, None, config.inputs),
+                donate_argnums=(0, 1, 2) if config.donate else (),
                 compiler_options=options_for(config.mesh, at_once=False).kept,
             )
         return self._programs["train", kind]
@@ -119,10 +123,16 @@ class FusedRounds:
         kind: StepKind,
         local: Common,
         reported: Passengers,
+        due: Places | None,
         given: Given,
         inputs: Inputs,
     ) -> tuple[Trained, Outcome]:
-        """Runs one group's part of a step."""
+        """Runs one group's part of a step.
+
+        The chunk that is due is an argument of its own, which the program may overwrite
+        as it may what the group trains. Other chunks stay in the state.
+        """
+        given = given._replace(due=due)
         compute = functools.partial(self.rounds.train, kind)
         summed, args = None, (local, reported, inputs)
         if given.due is not None:

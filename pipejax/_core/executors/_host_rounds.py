@@ -76,7 +76,8 @@ class HostRounds:
         summed = None
         if given.due is not None:
             summed = self._sum_of(given.due, given.sent)
-        return self._after(kind)(params, given, summed)
+        due, given = given.due, given._replace(due=None)
+        return self._after(kind)(params, due, given, summed)
 
     def ahead(
         self,
@@ -149,7 +150,9 @@ class HostRounds:
                 Trained(own, own, own, own),
             )
             self._programs[begins] = jax.jit(
-                program, in_shardings=(None, None, config.inputs)
+                program,
+                in_shardings=(None, None, config.inputs),
+                donate_argnums=(0, 1) if config.donate else (),
             )
         return self._programs[begins]
 
@@ -158,11 +161,17 @@ class HostRounds:
         rounds, config = self.rounds, self.rounds.config
         if kind not in self._programs:
             own: Any = P(config.axis_name)
-            program = functools.partial(rounds.after, kind)
             given, outcome = rounds.specs(kind)
+            due, given = given.due, given._replace(due=None)
+
+            def program(params: Any, due: Any, given: Given, summed: Any) -> Outcome:
+                return rounds.after(kind, params, given._replace(due=due), summed)
+
             summed: Any = (P(), own) if kind.exchanges else None
-            specs = own, given, summed
-            self._programs[kind] = jax.jit(config.on_mesh(program, specs, outcome))
+            self._programs[kind] = jax.jit(
+                config.on_mesh(program, (own, due, given, summed), outcome),
+                donate_argnums=(1,) if config.donate else (),
+            )
         return self._programs[kind]
 
 

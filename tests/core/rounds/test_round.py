@@ -168,3 +168,19 @@ def test_codec_with_feedback_reaches_the_same_loss():
         params = train.drain(state)[0].params
         ends[name] = float(loss_fn(params, batches(1, size=64, seed=9)[0]))
     assert ends["int8"] == pytest.approx(ends["bits"], rel=0.01)
+
+
+@grid(1, executor=["fused", "host"], rounds=[(3, 3), (4, 2), (2, 0)])
+def test_donated_states_are_overwritten_and_end_with_the_same_bits(executor, rounds):
+    settings = {"executor": executor, "steps": 9}
+    tx = OPTIMIZERS["adamw"]
+    _, wanted, _ = run(tx, 4, *rounds, **settings)
+    train, found, _ = run(tx, 4, *rounds, donate=True, **settings)
+    assert_bits_equal(*jax.device_get([(x.shared, x.own) for x in (found, wanted)]))
+    train.join()
+    train.step(found, batches(1, size=24)[0])
+    assert all(x.is_deleted() for x in jax.tree.leaves(found.local.trainable.params))
+    # Of the anchor, only the chunk that is due is overwritten.
+    gone = [chunk["float32"].is_deleted() for chunk in found.shared.anchor]
+    left = int(found.position.left)
+    assert gone == [left > 0 and i == len(gone) - left for i in range(len(gone))]
