@@ -86,7 +86,9 @@ def gather_coded(
     """
     layout, p = Layout(tuple(forms), ()), axis_size(axis_name)
     cut = Cut.of(layout, 1, codec.multiple)
-    site = cut.site("parameters", codec, axis_name)
+    # The payloads of devices are decoded one by one, and never added up.
+    of_one = codec.of(dtype=layout.working_dtype, devices=1)
+    site = cut.site("parameters", codec, axis_name)._replace(codec=of_one)
 
     def own(arrays: Any) -> Parts:
         return jax.tree.map(lambda row: row[0], cut.rows(Summands(tuple(arrays), ())))

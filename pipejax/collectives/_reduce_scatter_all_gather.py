@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from pipejax._internal.mesh import AxisName, axis_size
 from pipejax.codecs import Codec
@@ -44,14 +43,17 @@ class ReduceScatterAllGather(AllReduce):
       cuts: How each coded array is cut.
       sets: The places of the coded arrays that a codec encodes together. `None` stands
         for all of them.
-      gather_codec: Encodes floating arrays of the all-gather. It has no state. `None`
-        sends all bits.
+      gather_codec: Encodes arrays of the all-gather. It has no state. `None` sends all
+        bits.
+      gather_sets: The places of the arrays of the all-gather that `gather_codec`
+        encodes together. All others send all bits.
     """
 
     all_reduce: AllReduce
     cuts: Cuts
     sets: tuple[tuple[int, ...], ...] | None = None
     gather_codec: Codec | None = None
+    gather_sets: tuple[tuple[int, ...], ...] = ()
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages of both halves, which together sum over devices."""
@@ -118,7 +120,7 @@ class ReduceScatterAllGather(AllReduce):
           forms: Shapes and dtypes of the pieces.
           axis_name: Axis or axes of the surrounding `shard_map`.
         """
-        gathers = self._gathers(forms)
+        gathers = self._gathers()
         if not gathers:
             return local(tuple)
         sets = [places for places, _ in gathers]
@@ -140,19 +142,18 @@ class ReduceScatterAllGather(AllReduce):
 
         return local(begin) + on_first(side_by_side(parts)) + local(finish)
 
-    def _gathers(self, forms: Sequence[Any]) -> list[tuple[list[int], Gather]]:
+    def _gathers(self) -> list[tuple[list[int], Gather]]:
         """Returns the places of arrays to gather together, each with how."""
         at = {i for i, cut in enumerate(self.cuts) if cut is not None}
         exact: Gather = gather_arrays if self._native else gather_words
         exact = repeat if self.silent else exact
         if self.gather_codec is None:
             return [(sorted(at), exact)] if at else []
-        floating = {i for i in at if jnp.issubdtype(forms[i].dtype, jnp.floating)}
         coded: Gather = functools.partial(
             gather_coded, self.gather_codec, silent=self.silent
         )
-        sets = [floating.intersection(places) for places in self.sets or (floating,)]
-        pairs = ((at - floating, exact), *((places, coded) for places in sets))
+        sets = [at.intersection(places) for places in self.gather_sets]
+        pairs = ((at.difference(*sets), exact), *((places, coded) for places in sets))
         return [(sorted(places), gather) for places, gather in pairs if places]
 
     @property

@@ -99,8 +99,10 @@ class LocalTrainStep:
           The next state, and a `RoundInfo`.
 
         Raises:
-          ValueError: If the batch does not divide.
+          ValueError: If the batch does not divide, or the state is of a local step with
+            other rounds or groups.
         """
+        self.rounds.check(state)
         return self.rounds.step(state, self._inputs(batch))
 
     @without_mesh()
@@ -139,6 +141,7 @@ class LocalTrainStep:
           The state, at the beginning of a round, in which every group has the
           parameters of the anchor, and the reports of the rounds that have arrived.
         """
+        self.rounds.check(state)
         return self.rounds.drain(state)
 
     @without_mesh()

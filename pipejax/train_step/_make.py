@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from typing import Literal
 
 import optax
@@ -33,7 +34,7 @@ from pipejax._core.step import (
     replicated_step,
     zero1_step,
 )
-from pipejax._internal.mesh import AxisName, explicit_axes
+from pipejax._internal.mesh import AxisName, axes, explicit_axes
 from pipejax._internal.threads import check_threads
 from pipejax.codecs import Codec, Linear
 from pipejax.collectives import AllReduce, Schedule, psum
@@ -224,12 +225,13 @@ def make_train_step(
     sharded = check_flag("shard_optimizer", shard_optimizer)
     rule = check_prediction(weight_prediction)
     codec = check_at_once(at_once, delayed, width, sharded=sharded)
+    replicas = math.prod(mesh.shape[name] for name in axes(axis_name))
     settings = Settings(
         loss_fn=loss_fn,
         tx=check_tx(tx),
         axis_name=axis_name,
         device_axis=device_axis(mesh, axis_name),
-        gather_codec=check_gather_codec(gather_codec, sharded=sharded),
+        gather_codec=check_gather_codec(gather_codec, replicas, sharded=sharded),
         explicit=explicit_axes(mesh, axis_name),
         branches=mesh.devices.flat[0].platform == "cpu",
         microbatches=check_count("microbatches", microbatches, 1),

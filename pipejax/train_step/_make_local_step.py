@@ -17,7 +17,7 @@ from pipejax._core.checks import (
     check_outer,
     check_tx,
 )
-from pipejax._core.executors import RoundConfig, Rounds, StepConfig, choose_rounds
+from pipejax._core.executors import RoundConfig, Rounds, StepConfig
 from pipejax._core.step import Loss, Settings, replicated_step
 from pipejax._internal.mesh import AxisName, inner_axes
 from pipejax._internal.threads import check_threads
@@ -141,11 +141,9 @@ def make_local_step(
         step=replicated_step(settings),
         mesh=mesh,
         width=1,
-        all_reduce=check_all_reduce(all_reduce, axis_name).phases[-1],
+        all_reduce=check_all_reduce(all_reduce, axis_name, several=False).phases[-1],
         donate=check_flag("donate", donate),
     )
     outer = optax.sgd(1.0) if outer_tx is None else check_outer(outer_tx)
     rounds = RoundConfig(config, outer, every, overlap)
-    return LocalTrainStep(
-        Rounds(rounds, choose_rounds(check_executor(executor), rounds))
-    )
+    return LocalTrainStep(Rounds(rounds, check_executor(executor)))

@@ -93,3 +93,49 @@ def test_state_of_another_optimizer_is_refused():
     other = optax.sgd(0.1, momentum=0.9).init(init_params())
     with pytest.raises(ValueError, match="`opt_state` must be a state of this"):
         train.init(init_params(), opt_state=other)
+
+
+@pytest.mark.parametrize(
+    "other", [{"overlap_steps": 2}, {"mesh": pj.data_mesh(2)}, {"sync_every": 1}]
+)
+def test_state_of_other_rounds_is_refused(other):
+    settings = {"sync_every": 3, "overlap_steps": 1}
+    train = made(loss_fn, **settings)
+    state = train.init(init_params())
+    for batch in batches(2):
+        state, _ = train.step(state, batch)
+    another = made(loss_fn, **settings | other)
+    for call in (
+        lambda: another.step(state, batches(1)[0]),
+        lambda: another.drain(state),
+    ):
+        with pytest.raises(ValueError, match="`state` must be"):
+            call()
+
+
+def test_round_without_weight_moves_the_anchor_and_its_residual():
+    """What arrives beside a weight of 0 was trained by steps with a weight."""
+
+    def weighted(params, batch):
+        return loss_fn(params, batch), pj.Aux(weight=batch["x"][0, 0])
+
+    data = batches(8)
+    for i, batch in enumerate(data):
+        batch["x"][:, 0] = i < 4
+    codec = pj.codecs.error_feedback(pj.codecs.int4(8))
+    all_reduce = pj.collectives.two_shot(codec)
+    train = made(weighted, sync_every=2, overlap_steps=2, all_reduce=all_reduce)
+    state = train.init(init_params(), batch=data[0])
+    for batch in data:
+        before = state
+        state, info = train.step(state, batch)
+    assert info.arrived
+    assert info.weight == 0
+    pairs = zip(state.shared.anchor, before.shared.anchor, strict=True)
+    moved = [bool((a["float32"] != b["float32"]).any()) for a, b in pairs]
+    states = zip(state.own.codec_states, before.own.codec_states, strict=True)
+    fed = [
+        any((a != b).any() for a, b in zip(*map(jax.tree.leaves, pair), strict=True))
+        for pair in states
+    ]
+    assert moved == fed == [False, True]

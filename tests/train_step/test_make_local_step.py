@@ -8,6 +8,9 @@ import pipejax as pj
 
 from ..helpers import loss_fn
 
+SCHEDULE = pj.collectives.scheduled(
+    [pj.collectives.psum(), pj.collectives.two_shot()], [100]
+)
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
 
 
@@ -21,6 +24,7 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
         ({"outer_tx": 1.0}, "`outer_tx`"),
         ({"outer_tx": optax.contrib.muon(1.0)}, "`outer_tx` must work element by"),
         ({"outer_tx": CLIPPED}, "`outer_tx` must work element by"),
+        ({"all_reduce": SCHEDULE}, "`all_reduce` must be one algorithm"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

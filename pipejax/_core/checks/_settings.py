@@ -103,8 +103,11 @@ def check_at_once(
     return at_once if width > 1 else None
 
 
-def check_gather_codec(codec: Any, *, sharded: bool) -> Codec | None:
-    """Returns `gather_codec`; raises a `ValueError` if it cannot encode the pieces."""
+def check_gather_codec(codec: Any, devices: int, *, sharded: bool) -> Codec | None:
+    """Returns the codec, or `None` where one device has all pieces.
+
+    Raises a `ValueError` if the codec cannot encode pieces.
+    """
     if codec is None:
         return None
     if not sharded:
@@ -122,7 +125,7 @@ def check_gather_codec(codec: Any, *, sharded: bool) -> Codec | None:
             " level, and keeps no state: what it loses is in the next difference, so"
             f" that it needs no error feedback; got {codec!r}. Choose pj.codecs.int4()."
         )
-    return codec
+    return codec if devices > 1 else None
 
 
 def check_floating(name: str, dtype: DTypeLike | None) -> DTypeLike | None:

@@ -10,7 +10,6 @@ from one to the other. `choose` returns the executor for a given name and mesh.
 
 from ._choose import Executor as Executor
 from ._choose import choose as choose
-from ._choose import choose_rounds as choose_rounds
 from ._codec_states import codec_states as codec_states
 from ._config import StepConfig as StepConfig
 from ._fused import Fused as Fused

@@ -198,7 +198,7 @@ class Fused:
             state, info = step.apply(state, None, reduced, None)
             infos.append(info)
             changes = message.changes
-        if in_flight.pending and step.settings.gather_codec is not None:
+        if step.settings.gather_codec is not None:
             # A drain leaves what is gathered as it is in the master parameters.
             assert step.gather is not None
             trained = step.gather(state.trainable, self.config.sums_by)

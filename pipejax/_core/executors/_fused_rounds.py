@@ -17,8 +17,8 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Exchange, Message, Passengers, averaging
-from pipejax._core.rounds import Chunk, Places
+from pipejax._core.message import Exchange, Passengers, averaging
+from pipejax._core.rounds import Chunk, Places, message_of
 from pipejax._core.step import Common, Inputs, inputs_over
 from pipejax._internal.types import CodecStates
 
@@ -67,6 +67,9 @@ class FusedRounds:
         states: Sequence[CodecStates],
     ) -> None:
         """Does nothing: chunks are exchanged in the programs of later steps."""
+
+    def join(self) -> None:
+        """Does nothing: no exchange is outside a program."""
 
     def lower(
         self,
@@ -162,7 +165,7 @@ class FusedRounds:
         return self.rounds.after(kind, params, given, summed)
 
     def _exchange(self, due: Places, sent: Passengers) -> Exchange:
-        config, message = self.rounds.config, Message(due.buffer, None, sent)
+        config, message = self.rounds.config, message_of(due.buffer, sent)
         return averaging(message, jnp.array(True), config.sums_by, config.axis_name)
 
 

@@ -149,6 +149,9 @@ class Host:
             if last.updated is not None:
                 whole = submitted(self._programs.gather, last.updated).result()
                 results[-1] = last._replace(updated=whole), states
+        elif self.config.step.settings.gather_codec is not None:
+            whole = submitted(self._programs.gather, common.trainable).result()
+            common = common._replace(trainable=whole)
         for reduced, _ in results:
             args = None, reduced, None, in_flight.filled
             common, _, info = self._update(common, *args)

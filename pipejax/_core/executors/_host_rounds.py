@@ -5,6 +5,7 @@ another, as fast as the link carries them. A step waits for its own chunk alone,
 up to V chunks may be ahead of it.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Passengers, Reduced, valid_at_once
-from pipejax._core.rounds import Chunk, Places
+from pipejax._core.message import Passengers, Reduced, valid_at_once
+from pipejax._core.rounds import Chunk, Places, message_of
 from pipejax._core.step import Common, Inputs, inputs_over
 from pipejax._internal.types import CodecStates
 
@@ -27,6 +28,7 @@ from ._own_collectives import OwnCollectives
 from ._round_config import Given, Outcome, RoundConfig, StepKind, Trained
 from ._run_exchange import RunExchange, make_exchange
 from ._submitted import identical, submitted
+from ._thread import join
 
 
 class Begun(NamedTuple):
@@ -47,6 +49,10 @@ class HostRounds:
     name: str = "host"
     # Chunks whose sums are not used yet, oldest first.
     _begun: list[Begun] = dataclasses.field(default_factory=list)
+
+    def __deepcopy__(self, memo: Any) -> "HostRounds":
+        """Returns an executor of the same rounds, which has begun no exchange."""
+        return HostRounds(copy.deepcopy(self.rounds, memo), self.reason, self.name)
 
     def train(
         self,
@@ -89,9 +95,12 @@ class HostRounds:
         known, found = list(self._begun), list[Begun]()
         for chunk, own in zip(chunks, states, strict=True):
             known = known if _is_of(known, chunk, sent, own) else []
-            begun = known.pop(0) if known else self._begin(chunk, sent, own)
-            found.append(begun)
+            found.append(known.pop(0) if known else self._begin(chunk, sent, own))
         self._begun[:] = found
+
+    def join(self) -> None:
+        """Waits until the thread is idle."""
+        join()
 
     def lower(
         self,
@@ -116,8 +125,7 @@ class HostRounds:
             raise
 
     def _begin(self, chunk: Chunk, sent: Passengers, states: CodecStates) -> Begun:
-        message = Message(chunk, None, sent)
-        args = None, message, states, valid_at_once()
+        args = None, message_of(chunk, sent), states, valid_at_once()
         return Begun(chunk, sent, states, submitted(self._exchange, *args))
 
     @functools.cached_property

@@ -128,27 +128,34 @@ class RoundConfig:
             due = arrived(self.outer_tx, due, *summed, self.config.devices)
             if kind.merges:
                 params = merged(params, (*given.corrections, due.buffer))
-                arrival = self.arrival(summed[0])
+                found = summed[0].sum.passengers
+                arrival = self.arrival(found.values, given.sent, due.refused)
         if kind.begins:
             anchors = given.anchors if due is None else (*given.anchors, due.anchor)
             buffer = differences(anchors, params)
         return Outcome(stacked(params), due, buffer, arrival)
 
-    def arrival(self, reduced: Reduced) -> Arrival:
-        """Returns the report of a round, whose message has been summed."""
+    def arrival(
+        self, total: jax.Array | None, like: Passengers, refused: jax.Array
+    ) -> Arrival:
+        """Returns the report of a round from its sum, or `None` if none has arrived."""
+        came = jnp.array(total is not None)
+        passengers = like if total is None else dataclasses.replace(like, values=total)
+        reduced = Reduced.of(Message({}, None, passengers), came)
         found = info_of(reduced, None, self.config.devices)
-        values = found.loss, found.metrics, found.weight, found.arrived
-        return Arrival(*jax.tree.map(jnp.asarray, values))
-
-    def nothing(self, sent: Passengers) -> Arrival:
-        """Returns the report where no round has arrived."""
-        return self.arrival(Reduced.of(Message({}, None, sent), jnp.array(False)))
+        return Arrival(
+            loss=jnp.asarray(found.loss),
+            metrics=found.metrics,
+            weight=jnp.asarray(found.weight),
+            arrived=came,
+            refused=refused,
+        )
 
     def specs(self, kind: StepKind) -> tuple[Given, Outcome]:
         """Returns how what a program takes of a round, and makes of it, is split."""
         whole: Any = P()
         own: Any = P(self.config.axis_name)
-        due = Places(whole, whole, own, own) if kind.exchanges else None
+        due = Places(whole, whole, whole, own, own) if kind.exchanges else None
         return Given(due, own, whole, own), Outcome(own, due, own, whole)
 
 

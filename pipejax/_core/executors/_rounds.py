@@ -27,11 +27,12 @@ from pipejax._core.step import Common, Inputs, Trainable
 from pipejax._internal.structures import restructured
 from pipejax._internal.types import Keys, ModelState
 
+from ._choose import choose_rounds
 from ._codec_states import codec_states_of
 from ._fused_rounds import FusedRounds, with_params
 from ._host_rounds import HostRounds
+from ._own_collectives import OwnCollectiveError
 from ._round_config import Given, Outcome, RoundConfig, StepKind, stacked
-from ._thread import join
 
 Item = TypeVar("Item")
 TRAINS = StepKind(exchanges=False, merges=False, begins=False)
@@ -40,10 +41,22 @@ BEGINS = TRAINS._replace(begins=True)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounds:
-    """Rounds of local steps: their settings, and the executor that runs them."""
+    """Rounds of local steps: their settings, and the executor that runs them.
+
+    Attributes:
+      asked: The name of the executor that was asked for, which may be `"auto"`.
+    """
 
     rounds: RoundConfig
-    executor: FusedRounds | HostRounds
+    asked: str
+    _chosen: list[FusedRounds | HostRounds] = dataclasses.field(default_factory=list)
+
+    @property
+    def executor(self) -> FusedRounds | HostRounds:
+        """Returns what runs the steps."""
+        if not self._chosen:
+            self._chosen.append(choose_rounds(self.asked, self.rounds))
+        return self._chosen[-1]
 
     def init(
         self,
@@ -76,7 +89,7 @@ class Rounds:
                 codec_states=(),
             )
             outer = tuple(map(rounds.outer_tx.init, anchor))
-            return Shared(anchor, outer, form), own
+            return Shared(anchor, outer, zero, form), own
 
         own: Any = P(config.axis_name)
         made = jax.jit(config.on_mesh(local, (P(),) * 4, (P(), own)))
@@ -90,7 +103,13 @@ class Rounds:
         self._ahead(state)
         given, own = self._given(state, kind), state.own
         args = kind, own.local, own.reported, given, inputs
-        trained, outcome = self.executor.train(*args)
+        try:
+            trained, outcome = self.executor.train(*args)
+        except OwnCollectiveError as error:  # known once its program is compiled
+            if self.asked != "auto":
+                raise
+            self._chosen.append(FusedRounds(self.rounds, error.reason))
+            trained, outcome = self.executor.train(*args)
         own = own._replace(local=trained.local, reported=trained.reported)
         state = _applied(state._replace(own=own), outcome)
         state = state._replace(position=position(taken + 1, max(left - 1, 0)))
@@ -99,7 +118,8 @@ class Rounds:
             state = self._begun(state, trained.sent)
             if not self.rounds.overlap_steps:
                 state, arrival = self._completed(state)
-        arrival = self._nothing(state.own.sent) if arrival is None else arrival
+        if arrival is None:
+            arrival = self._nothing(state.own.sent, state.shared.refused)
         return state, RoundInfo(**arrival._asdict(), **trained.info._asdict())
 
     def drain(self, state: LocalState) -> tuple[LocalState, tuple[Arrival, ...]]:
@@ -122,8 +142,7 @@ class Rounds:
         local = with_params(own.local, self._at_anchor(state.shared))
         empty = self._scaled(own.reported, 0.0)
         own = own._replace(local=local, reported=empty)
-        if isinstance(self.executor, HostRounds):
-            join()
+        self.executor.join()
         return LocalState(state.shared, own, position(0, 0)), tuple(arrivals)
 
     def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
@@ -133,17 +152,45 @@ class Rounds:
         given, own = self._given(first, kind), state.own
         return self.executor.lower(kind, own.local, own.reported, given, inputs)
 
+    def check(self, state: LocalState) -> None:
+        """Raises a `ValueError` if a state is not one of these rounds."""
+        rounds, (taken, left) = self.rounds, map(int, state.position)
+        steps = jax.tree.leaves(state.own.local.step)
+        groups = steps[0].shape[0] if steps else 0
+        found = {
+            "chunks (overlap_steps, at least 1)": (
+                len(state.shared.anchor),
+                rounds.chunks,
+            ),
+            "groups": (groups, rounds.config.devices),
+        }
+        for name, (was, now) in found.items():
+            if was != now:
+                raise ValueError(
+                    f"`state` must be of a local step with as many {name} as this one,"
+                    f" {now}; got {was}. Drain it with the local step that made it, and"
+                    " begin anew with `train.init(state.params)`."
+                )
+        if not (0 <= taken < rounds.sync_every and 0 <= left <= rounds.chunks):
+            raise ValueError(
+                "`state` must be at a place in a round of `sync_every`"
+                f" {rounds.sync_every}; got {taken} steps taken and {left} chunks left."
+                " Drain it with the local step that made it."
+            )
+
     def _kind(self, state: LocalState) -> StepKind:
         taken, left = map(int, state.position)
         return StepKind(left > 0, left == 1, taken + 1 == self.rounds.sync_every)
 
     def _given(self, state: LocalState, kind: StepKind) -> Given:
         """Returns what the program of a kind of step takes of a round."""
-        (anchor, outer, _), own = state.shared, state.own
+        (anchor, outer, refused, _), own = state.shared, state.own
         due, number = None, self.rounds.chunks - int(state.position.left)
         if kind.exchanges:
             states = own.codec_states[number]
-            due = Places(anchor[number], outer[number], own.buffer[number], states)
+            due = Places(
+                anchor[number], outer[number], refused, own.buffer[number], states
+            )
         others = anchor[:-1] if kind.exchanges else anchor
         return Given(
             due=due,
@@ -196,7 +243,8 @@ class Rounds:
     @functools.cached_property
     def _nothing(self) -> jax.stages.Wrapped:
         config, own = self.rounds.config, P(self.rounds.config.axis_name)
-        return jax.jit(config.on_mesh(self.rounds.nothing, (own,), P()))
+        nothing = functools.partial(self.rounds.arrival, None)
+        return jax.jit(config.on_mesh(nothing, (own, P()), P()))
 
 
 def _applied(state: LocalState, outcome: Outcome) -> LocalState:
@@ -204,10 +252,11 @@ def _applied(state: LocalState, outcome: Outcome) -> LocalState:
     shared, own = state.shared, state.own
     if outcome.due is not None:
         number = len(shared.anchor) - int(state.position.left)
-        anchor, outer, buffer, states = outcome.due
+        anchor, outer, refused, buffer, states = outcome.due
         shared = shared._replace(
             anchor=_with(shared.anchor, number, anchor),
             outer=_with(shared.outer, number, outer),
+            refused=refused,
         )
         own = own._replace(
             buffer=_with(own.buffer, number, buffer),

@@ -11,6 +11,7 @@ from ._round import arrived as arrived
 from ._round import differences as differences
 from ._round import inner_step as inner_step
 from ._round import merged as merged
+from ._round import message_of as message_of
 from ._round import reporting as reporting
 from ._state import Form as Form
 from ._state import GroupState as GroupState

@@ -15,13 +15,16 @@ class Arrival(NamedTuple):
       metrics: Means of the metrics.
       weight: float32, the mean over steps of the sum of the weights over groups, or 1
         if the loss function returns no weight.
-      arrived: bool, whether the round could be applied.
+      arrived: bool, whether a round has arrived.
+      refused: int32, the number of chunks so far that all groups have left out, because
+        they were not finite.
     """
 
     loss: jax.Array
     metrics: Tree
     weight: jax.Array
     arrived: jax.Array
+    refused: jax.Array
 
 
 class LocalInfo(NamedTuple):
@@ -46,6 +49,8 @@ class RoundInfo(NamedTuple):
       weight: float32, the mean over steps of the sum of the weights over groups. It is
         1 if the loss function returns no weight, and 0 if nothing has arrived.
       arrived: bool, whether the last chunk of a round has arrived in this step.
+      refused: int32, the number of chunks so far that all groups have left out, because
+        they were not finite.
       local_loss: float32 `[groups]`, the loss of each group in this step.
       grad_norm: float32 `[groups]`, the norm of each group's gradient in this step.
       applied: bool `[groups]`, whether each group has made an update in this step.
@@ -57,6 +62,7 @@ class RoundInfo(NamedTuple):
     metrics: Tree
     weight: jax.Array
     arrived: jax.Array
+    refused: jax.Array
     local_loss: jax.Array
     grad_norm: jax.Array
     applied: jax.Array

@@ -36,12 +36,14 @@ class Places(NamedTuple):
     Attributes:
       anchor: The chunk of the anchor.
       outer: The state of the outer optimizer for this chunk.
+      refused: The number of chunks so far that were left out.
       buffer: The group's difference, or its correction once the chunk has arrived.
       codec_states: What the codecs keep of this chunk.
     """
 
     anchor: Chunk
     outer: optax.OptState
+    refused: jax.Array
     buffer: Chunk
     codec_states: CodecStates
 
@@ -72,8 +74,8 @@ def arrived(
 ) -> Places:
     """Applies the mean of a chunk to the anchor, and leaves the correction.
 
-    A chunk that is not finite is left out by all groups alike: it moves nothing, and
-    its difference stays for the next round.
+    A chunk that is not finite is left out by all groups alike, and counted: it moves
+    nothing, and its difference stays for the next round.
     """
     before, sent = places.anchor, places.buffer
     mean = jax.tree.map(lambda x: x / groups, reduced.sum.gradients)
@@ -85,6 +87,7 @@ def arrived(
     return Places(
         anchor=after,
         outer=jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, places.outer),
+        refused=places.refused + ~keep,
         buffer=jax.tree.map(
             lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
         ),
@@ -95,6 +98,17 @@ def arrived(
 def merged(params: optax.Params, corrections: Sequence[Chunk]) -> optax.Params:
     """Returns the parameters of a group after it has moved by all corrections."""
     return jax.tree.map(jnp.add, params, whole(corrections, params))
+
+
+def message_of(chunk: Chunk, report: Passengers) -> Message:
+    """Returns the message of a chunk, with the report of its round.
+
+    The weight of the report travels as a number like any other: whether a chunk counts
+    does not depend on it.
+    """
+    plain = jax.tree.structure(report.names[1:])
+    values = dataclasses.replace(report, weighted=False, metrics_form=plain)
+    return Message(chunk, None, values)
 
 
 def reporting(before: Passengers, message: Message, sync_every: int) -> Passengers:

@@ -36,11 +36,14 @@ class Shared(NamedTuple):
     Attributes:
       anchor: The parameters that all groups agree on, in chunks.
       outer: The state of the outer optimizer for each chunk.
+      refused: int32, the number of chunks so far that were left out, because they were
+        not finite.
       form: Shapes of the parameters. It has no leaves.
     """
 
     anchor: tuple[Chunk, ...]
     outer: tuple[optax.OptState, ...]
+    refused: jax.Array
     form: Form
 
     @property

@@ -50,6 +50,7 @@ from pipejax.collectives import (
     AllReduce,
     Local,
     ReduceScatterAllGather,
+    Sharded,
     Stages,
     Summands,
     on_first,
@@ -60,7 +61,6 @@ from pipejax.collectives import (
 from ._compute import compute
 from ._frozen import without_frozen
 from ._gradient import local_message
-from ._loss import is_floating
 from ._partition import (
     Partition,
     check_partition,
@@ -77,6 +77,7 @@ from ._zero1_point import point
 from ._zero1_update import (
     Between,
     after_update,
+    finite_or_zero,
     gathered_dtype,
     means_of,
     needs_slopes,
@@ -211,7 +212,11 @@ def _exchange(
         codes = [x.update(dtype=_slope_dtype(settings, x)) for x in forms]
         forms, times = [*forms, *map(word_form, codes * behind)], 1 + behind
     gather = ReduceScatterAllGather(
-        all_reduce, shards.data_axes * times, halved.sets, settings.gather_codec
+        all_reduce,
+        shards.data_axes * times,
+        gather_codec=settings.gather_codec,
+        # Parameters alone, and not their slopes.
+        gather_sets=Sharded(all_reduce, partition.params_inner).sets(sizes),
     )
 
     def enter(value: Tree, states: CodecStates) -> tuple[Any, Any]:
@@ -317,8 +322,8 @@ def _pieces(
 
 
 def _moved(held: jax.Array, by: jax.Array) -> jax.Array:
-    """Returns a gathered array after a difference, or what travels whole in place."""
-    return (held + by).astype(held.dtype) if is_floating(held) else by
+    """Returns a gathered array after a difference."""
+    return (finite_or_zero(held) + by).astype(held.dtype)
 
 
 def _specs(

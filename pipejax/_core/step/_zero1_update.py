@@ -62,9 +62,14 @@ def gathered_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
 def sent_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     """Returns the dtype in which a parameter, or its difference, is sent."""
     dtype = gathered_dtype(settings, leaf)
-    if settings.gather_codec is None or not is_floating(leaf):
+    if settings.gather_codec is None:
         return dtype
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def finite_or_zero(x: jax.Array) -> jax.Array:
+    """Returns an array with zeros in place of values that no difference can mend."""
+    return jnp.where(jnp.isfinite(x), x, 0)
 
 
 def needs_slopes(kind: Kind, partition: Partition) -> bool:
@@ -177,10 +182,17 @@ def _between(
     if kind is not None and mean is not None and anchors:
         args = kind, update_of(settings), params, learned.opt_state, mean
         anchor, slopes = anchored(*args, valid.behind, settings.slope_dtype)
-    sent = jax.tree.map(lambda x: x.astype(sent_dtype(settings, x)), anchor)
+    # Rounded first: what the dtype of a gathered array cannot hold would otherwise stay
+    # in its difference, and hide smaller ones from the codec.
+    sent = jax.tree.map(lambda x: x.astype(gathered_dtype(settings, x)), anchor)
     if held is not None:
         sent = jax.tree.map(
-            lambda new, old: new - old if is_floating(new) else new, sent, held
+            lambda new, old, p: (
+                new.astype(sent_dtype(settings, p)) - finite_or_zero(old)
+            ),
+            sent,
+            held,
+            params,
         )
     return Between(
         learned=learned,

@@ -32,8 +32,8 @@ def test_axis_of_groups_is_added_and_taken_away():
 def test_last_chunk_moves_a_group_and_the_next_round_begins_there():
     """The group sent 1 of a mean of 2, and has moved to 0 since."""
     anchor, difference = {"float32": jnp.array([4.0])}, {"float32": jnp.array([3.0])}
-    due = Places(anchor, optax.EmptyState(), difference, {})
-    due = due._replace(outer=optax.sgd(1.0).init(anchor))
+    outer = optax.sgd(1.0).init(anchor)
+    due = Places(anchor, outer, jnp.int32(0), difference, {})
     correction = {"float32": jnp.array([0.5])}
     given = Given(due, (correction,), ({"float32": jnp.array([7.0])},), None)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, None, None)

@@ -145,8 +145,11 @@ def test_chunk_with_nan_moves_no_group(executor):
     last = jax.tree.map(lambda x: x.at[0].set(jnp.nan), last)
     state = state._replace(own=state.own._replace(buffer=(first, last)))
     anchor = state.shared.anchor
+    counts = []
     for batch in batches(2, size=24, seed=3):
-        state, _ = train.step(state, batch)
+        state, info = train.step(state, batch)
+        counts.append(int(info.refused))
+    assert counts == [0, 1]
     moved = [
         bool(jnp.any(new["float32"] != old["float32"]))
         for new, old in zip(state.shared.anchor, anchor, strict=True)

@@ -12,7 +12,7 @@ PARAMS = {"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float32)}
 def test_anchor_has_the_shapes_of_the_parameters():
     anchor = chunked(PARAMS, 3)
     outer = tuple(map(optax.sgd(1.0).init, anchor))
-    shared = Shared(anchor, outer, Form(PARAMS))
+    shared = Shared(anchor, outer, np.int32(0), Form(PARAMS))
     assert jax.tree.map(np.shape, shared.params) == {"a": (2, 3), "b": (4,)}
     assert shared.params["a"].tolist() == PARAMS["a"].tolist()
 
