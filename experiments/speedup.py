@@ -169,11 +169,12 @@ def rows(found: dict[str, Any], bandwidth: float) -> dict[str, Any]:
 
 def table_rows(cells: list[dict[str, Any]]) -> list[list[str]]:
     """Returns titles, then a row for each model and method."""
-    titles = ["model, links", "method", "ms a step", "over its limit"]
+    titles = ["model, batch, links", "method", "ms a step", "over its limit"]
     titles += ["over the longer of compute and exchange", "wire, ms", "cores, ms"]
     table = [titles]
     for cell in cells:
-        name = f"{cell['problem']['model']}, {cell['rate']}"
+        problem = cell["problem"]
+        name = f"{problem['model']}, {problem['batch_size']}, {cell['rate']}"
         for method, row in cell["rows"].items():
             measured = cell["measured"].get(method)
             ratio = "" if measured is None else statistics.median(measured["ratio"])

@@ -9,8 +9,9 @@ import pytest
 from experiments.convergence import _show, sharpness
 from experiments.convergence._change import change
 from experiments.report import result
+from experiments.tables import TABLES
 
-from .quoted import quoted_in
+from .quoted import least_and_most, quoted_in
 
 FOUND = result("convergence")
 TUNED = list(_show.compared(FOUND, 1.0))
@@ -33,6 +34,37 @@ def test_counts_of_cases_near_d_sync():
 @quoted_in("docs/convergence.md")
 def test_counts_of_cases_near_d_sync_at_large_rates():
     yield near(list(_show.compared(FOUND, 2.0)))
+
+
+@quoted_in("docs/convergence.md")
+def test_costs_of_many_replicas_are_quoted():
+    titles, *rows = TABLES["replicas"]()
+    places = {name: titles.index(name) for name in titles}
+
+    def nats(row, title):
+        return float(row[places[title]].split()[0])
+
+    few = [nats(row, "K=2") for row in rows if int(row[places["replicas"]]) <= 16]
+    yield f"up to 16 replicas, the default ends within {max(few):.4f} nats"
+    many = {row[1]: row for row in rows if row[places["replicas"]] == "256"}
+    assert many["momentum"][places["K=2"]] == "diverged"
+    cost = nats(many["adamw"], "K=2")
+    yield f"With 256 replicas, it costs {cost:.3f} nats under AdamW"
+    most = max(abs(nats(row, "K=2, rank 16 at once")) for row in rows)
+    yield f"With rank 16 at once, every cell is within {most:.4f} nats"
+
+
+@quoted_in("docs/convergence.md")
+def test_times_of_parts_at_once_are_quoted():
+    def step(cell, name):
+        return cell["rows"][name]["step"]
+
+    ratios = [
+        step(cell, f"Pipe-SGD, rank {rank} at once") / step(cell, "Pipe-SGD")
+        for cell in result("replicas_cluster")["cells"]
+        for rank in (4, 16)
+    ]
+    yield f"a part at once takes {least_and_most(ratios)} times as long"
 
 
 @quoted_in("docs/convergence.md")
