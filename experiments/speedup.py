@@ -189,6 +189,8 @@ def table_rows(cells: list[dict[str, Any]]) -> list[list[str]]:
                     f"{1e3 * row['cores']:,.0f}",
                 ]
             )
+    if not any(row[4] for row in table[1:]):  # nothing was measured alone
+        table = [[*row[:4], *row[5:]] for row in table]
     return table
 
 

@@ -120,13 +120,16 @@ def make_train_step(
         steps, the others in a drain) leaves its parameters and their part of the
         optimizer's state as they are. Loss, metrics and model state are delayed. `None`
         delays all. A state and its checkpoints are of one choice.
-      at_once: A linear codec, such as `pj.codecs.power_sgd(4, key)`, for what is
-        exchanged at once of every gradient. Let L be what the codec keeps of the sum
-        over devices. Each step applies its own L, and delays the rest `g - L`. A codec
-        of low rank keeps the directions in which devices agree, which are those that a
-        delay harms, in few bytes. Their exchange is not hidden. Gradients are taken at
-        the parameters as they are, without weight prediction, so that the result does
-        not depend on the number of devices. `None` delays all of each gradient.
+      at_once: A linear codec without error feedback, such as
+        `pj.codecs.power_sgd(4, key)`, for what is exchanged at once of every gradient.
+        Let L be what the codec keeps of the mean gradient g. Each step exchanges and
+        applies its own L, and the rest `g - L` is delayed by K-1 steps. A codec of low
+        rank keeps the directions in which devices agree, which are those that a delay
+        harms, in few bytes; PowerSGD keeps small matrices and vectors whole. Their
+        exchange is not hidden. Gradients are taken at the parameters as they are, and
+        `weight_prediction` is ignored, so that the result does not depend on the number
+        of devices. Not with `delayed` or `shard_optimizer`, and without effect at width
+        1. `None` delays all of each gradient.
       reduce_dtype: dtype in which gradients and changes of model state are sent and
         summed. `None` keeps their own dtypes. Loss, metrics and weight travel as
         float32. float16 is refused if `loss_fn` returns a weight.
@@ -187,8 +190,9 @@ def make_train_step(
         $$y_t = y_{t-1} + C(x_t - y_{t-1})$$
 
         What the codec loses is in the next difference. The master parameters
-        `state.params` lose nothing. The codec encodes pieces of arrays and keeps no
-        state. `None` sends all bits of x.
+        `state.params` lose nothing. The codec rounds each element to the nearest level,
+        and keeps no state. Slopes of weight prediction are sent besides, in 8 bits.
+        `None` sends all bits of x. It has no effect on one device.
 
     Returns:
       A `TrainStep`, with the methods `init`, `step` and `drain`.

@@ -74,7 +74,8 @@ def make_local_step(
       overlap_steps: Number of steps V that hide an exchange, from 0 to H.
       microbatches: As for `make_train_step`.
       compute_dtype: As for `make_train_step`.
-      axis_name: Mesh axis of the groups, or a tuple of axes.
+      axis_name: Mesh axis of the groups, or a tuple of axes, which must be all axes of
+        the mesh. Every device along them is a group.
       donate: Whether a step or a drain may overwrite what groups train, and the chunks
         that it exchanges, in the state that it is given, which must not be used again.
       all_reduce: Algorithm that sums the chunks, with its codec, which keeps a state
