@@ -1,4 +1,4 @@
-"""Places the inputs that all devices share, and checks that they are equal."""
+"""ChunkState the inputs that all devices share, and checks that they are equal."""
 
 import functools
 from typing import Any

@@ -20,7 +20,7 @@ REASON = "`loss_fn` or `tx` has a collective between processes, all-reduce ("
 def between_processes(monkeypatch):
     """Makes every collective count as one between processes."""
     executors = "pipejax._core.executors"
-    for module in ("_host", "_turns"):
+    for module in ("_own_collectives", "_turns"):
         where = f"{executors}.{module}.spans_cpu_processes"
         monkeypatch.setattr(where, lambda mesh: True)
     monkeypatch.setattr(CollectiveGroups, "crosses_processes", True)

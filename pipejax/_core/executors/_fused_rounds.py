@@ -18,13 +18,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Exchange, Passengers, averaging
-from pipejax._core.rounds import Chunk, Places, message_of
+from pipejax._core.rounds import Chunk, ChunkState, message_of
 from pipejax._core.step import Common, Inputs, inputs_over
 from pipejax._internal.types import CodecStates
 
 from ._interleave import interleave
 from ._options import options_for
-from ._round_config import Given, Outcome, RoundConfig, StepKind, Trained
+from ._round_config import Outcome, RoundConfig, RoundInputs, StepKind, Trained
 from ._turns import hand_on, wait_turn
 
 
@@ -41,7 +41,7 @@ class FusedRounds:
         kind: StepKind,
         local: Common,
         reported: Passengers,
-        given: Given,
+        given: RoundInputs,
         inputs: Inputs,
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and does not wait for it."""
@@ -52,7 +52,7 @@ class FusedRounds:
         return found
 
     def rest(
-        self, kind: StepKind, params: optax.Params | None, given: Given
+        self, kind: StepKind, params: optax.Params | None, given: RoundInputs
     ) -> Outcome:
         """Dispatches the work of a round that has no step beside it."""
         wait_turn(self.rounds.config.mesh, given)
@@ -76,7 +76,7 @@ class FusedRounds:
         kind: StepKind,
         local: Common,
         reported: Passengers,
-        given: Given,
+        given: RoundInputs,
         inputs: Inputs,
     ) -> jax.stages.Lowered:
         """Returns the lowered program of a step."""
@@ -126,8 +126,8 @@ class FusedRounds:
         kind: StepKind,
         local: Common,
         reported: Passengers,
-        due: Places | None,
-        given: Given,
+        due: ChunkState | None,
+        given: RoundInputs,
         inputs: Inputs,
     ) -> tuple[Trained, Outcome]:
         """Runs one group's part of a step.
@@ -155,7 +155,7 @@ class FusedRounds:
         return trained, outcome._replace(params=None)
 
     def _local_rest(
-        self, kind: StepKind, params: optax.Params | None, given: Given
+        self, kind: StepKind, params: optax.Params | None, given: RoundInputs
     ) -> Outcome:
         """Runs one group's part of the work without a step."""
         summed = None
@@ -164,7 +164,7 @@ class FusedRounds:
             summed = exchange.run(given.due.codec_states)
         return self.rounds.after(kind, params, given, summed)
 
-    def _exchange(self, due: Places, sent: Passengers) -> Exchange:
+    def _exchange(self, due: ChunkState, sent: Passengers) -> Exchange:
         config, message = self.rounds.config, message_of(due.buffer, sent)
         return averaging(message, jnp.array(True), config.sums_by, config.axis_name)
 

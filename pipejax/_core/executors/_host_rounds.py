@@ -18,14 +18,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Passengers, Reduced, valid_at_once
-from pipejax._core.rounds import Chunk, Places, message_of
+from pipejax._core.rounds import Chunk, ChunkState, message_of
 from pipejax._core.step import Common, Inputs, inputs_over
 from pipejax._internal.types import CodecStates
 
 from ._by_copy import reduction_mesh
 from ._fused_rounds import with_params
 from ._own_collectives import OwnCollectives
-from ._round_config import Given, Outcome, RoundConfig, StepKind, Trained
+from ._round_config import Outcome, RoundConfig, RoundInputs, StepKind, Trained
 from ._run_exchange import RunExchange, make_exchange
 from ._submitted import identical, submitted
 from ._thread import join
@@ -59,7 +59,7 @@ class HostRounds:
         kind: StepKind,
         local: Common,
         reported: Passengers,
-        given: Given,
+        given: RoundInputs,
         inputs: Inputs,
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and waits for nothing but the chunk that is due."""
@@ -76,7 +76,7 @@ class HostRounds:
         return trained, outcome._replace(params=None)
 
     def rest(
-        self, kind: StepKind, params: optax.Params | None, given: Given
+        self, kind: StepKind, params: optax.Params | None, given: RoundInputs
     ) -> Outcome:
         """Waits for the chunk that is due, if any, and applies it."""
         summed = None
@@ -107,14 +107,14 @@ class HostRounds:
         kind: StepKind,
         local: Common,
         reported: Passengers,
-        given: Given,
+        given: RoundInputs,
         inputs: Inputs,
     ) -> jax.stages.Lowered:
         """Returns the lowered program that trains."""
         del given
         return self._train(kind.begins).lower(local, reported, inputs)
 
-    def _sum_of(self, due: Places, sent: Passengers) -> tuple[Reduced, CodecStates]:
+    def _sum_of(self, due: ChunkState, sent: Passengers) -> tuple[Reduced, CodecStates]:
         """Waits for the sum of a chunk, which is the oldest that the thread has."""
         if not _is_of(self._begun, due.buffer, sent, due.codec_states):
             self.ahead([due.buffer], sent, [due.codec_states])
@@ -172,7 +172,9 @@ class HostRounds:
             given, outcome = rounds.specs(kind)
             due, given = given.due, given._replace(due=None)
 
-            def program(params: Any, due: Any, given: Given, summed: Any) -> Outcome:
+            def program(
+                params: Any, due: Any, given: RoundInputs, summed: Any
+            ) -> Outcome:
                 return rounds.after(kind, params, given._replace(due=due), summed)
 
             summed: Any = (P(), own) if kind.exchanges else None

@@ -13,8 +13,8 @@ from pipejax._core.message import Message, Passengers, Reduced
 from pipejax._core.rounds import (
     Arrival,
     Chunk,
+    ChunkState,
     LocalInfo,
-    Places,
     arrived,
     differences,
     inner_step,
@@ -35,7 +35,7 @@ class StepKind(NamedTuple):
     begins: bool  # a round ends, and its exchange begins
 
 
-class Given(NamedTuple):
+class RoundInputs(NamedTuple):
     """What a program takes of a round, besides what a group trains.
 
     Attributes:
@@ -45,7 +45,7 @@ class Given(NamedTuple):
       sent: The report that travels with the chunk.
     """
 
-    due: Places | None
+    due: ChunkState | None
     corrections: tuple[Chunk, ...]
     anchors: tuple[Chunk, ...]
     sent: Passengers
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
     """
 
     params: optax.Params | None
-    due: Places | None
+    due: ChunkState | None
     buffer: tuple[Chunk, ...] | None
     arrival: Arrival | None
 
@@ -118,7 +118,7 @@ class RoundConfig:
         self,
         kind: StepKind,
         params: optax.Params | None,
-        given: Given,
+        given: RoundInputs,
         summed: tuple[Reduced, CodecStates] | None,
     ) -> Outcome:
         """Returns what one group makes of a round, once a chunk has been summed."""
@@ -151,12 +151,12 @@ class RoundConfig:
             refused=refused,
         )
 
-    def specs(self, kind: StepKind) -> tuple[Given, Outcome]:
+    def specs(self, kind: StepKind) -> tuple[RoundInputs, Outcome]:
         """Returns how what a program takes of a round, and makes of it, is split."""
         whole: Any = P()
         own: Any = P(self.config.axis_name)
-        due = Places(whole, whole, whole, own, own) if kind.exchanges else None
-        return Given(due, own, whole, own), Outcome(own, due, own, whole)
+        due = ChunkState(whole, whole, whole, own, own) if kind.exchanges else None
+        return RoundInputs(due, own, whole, own), Outcome(own, due, own, whole)
 
 
 def alone(tree: Tree) -> Any:

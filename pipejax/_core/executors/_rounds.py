@@ -14,10 +14,10 @@ from pipejax._core.message import Message, Passengers
 from pipejax._core.rounds import (
     Arrival,
     Chunk,
+    ChunkState,
     Form,
     GroupState,
     LocalState,
-    Places,
     Position,
     RoundInfo,
     Shared,
@@ -32,7 +32,7 @@ from ._codec_states import codec_states_of
 from ._fused_rounds import FusedRounds, with_params
 from ._host_rounds import HostRounds
 from ._own_collectives import OwnCollectiveError
-from ._round_config import Given, Outcome, RoundConfig, StepKind, stacked
+from ._round_config import Outcome, RoundConfig, RoundInputs, StepKind, stacked
 
 Item = TypeVar("Item")
 TRAINS = StepKind(exchanges=False, merges=False, begins=False)
@@ -124,11 +124,11 @@ class Rounds:
 
     def drain(self, state: LocalState) -> tuple[LocalState, tuple[Arrival, ...]]:
         """Exchanges what is left of a round, and then the progress since."""
-        arrivals, taken = [], int(state.position.taken)
+        reports, taken = [], int(state.position.taken)
         self._ahead(state)
         if state.position.left:
             state, arrival = self._completed(state)
-            arrivals.append(arrival)
+            reports.append(arrival)
         if taken:
             params = state.own.local.trainable.params
             outcome = self.executor.rest(BEGINS, params, self._given(state, BEGINS))
@@ -136,14 +136,14 @@ class Rounds:
             sent = self._scaled(state.own.reported, self.rounds.sync_every / taken)
             state = self._begun(_applied(state, outcome), sent)
             state, arrival = self._completed(state)
-            arrivals.append(arrival)
+            reports.append(arrival)
         # There is no other progress, and rounding errors end here.
         own = state.own
         local = with_params(own.local, self._at_anchor(state.shared))
         empty = self._scaled(own.reported, 0.0)
         own = own._replace(local=local, reported=empty)
         self.executor.join()
-        return LocalState(state.shared, own, position(0, 0)), tuple(arrivals)
+        return LocalState(state.shared, own, position(0, 0)), tuple(reports)
 
     def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
         """Returns the lowered program of a step that exchanges a chunk."""
@@ -182,17 +182,17 @@ class Rounds:
         taken, left = map(int, state.position)
         return StepKind(left > 0, left == 1, taken + 1 == self.rounds.sync_every)
 
-    def _given(self, state: LocalState, kind: StepKind) -> Given:
+    def _given(self, state: LocalState, kind: StepKind) -> RoundInputs:
         """Returns what the program of a kind of step takes of a round."""
         (anchor, outer, refused, _), own = state.shared, state.own
         due, number = None, self.rounds.chunks - int(state.position.left)
         if kind.exchanges:
             states = own.codec_states[number]
-            due = Places(
+            due = ChunkState(
                 anchor[number], outer[number], refused, own.buffer[number], states
             )
         others = anchor[:-1] if kind.exchanges else anchor
-        return Given(
+        return RoundInputs(
             due=due,
             corrections=own.buffer[:-1] if kind.merges else (),
             anchors=others if kind.begins else (),

@@ -6,7 +6,7 @@ from ._flat import whole as whole
 from ._info import Arrival as Arrival
 from ._info import LocalInfo as LocalInfo
 from ._info import RoundInfo as RoundInfo
-from ._round import Places as Places
+from ._round import ChunkState as ChunkState
 from ._round import arrived as arrived
 from ._round import differences as differences
 from ._round import inner_step as inner_step

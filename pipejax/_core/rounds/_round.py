@@ -30,7 +30,7 @@ from pipejax._internal.types import CodecStates
 from ._flat import Chunk, chunked, whole
 
 
-class Places(NamedTuple):
+class ChunkState(NamedTuple):
     """What the exchange of one chunk reads and replaces.
 
     Attributes:
@@ -67,27 +67,27 @@ def differences(anchor: Sequence[Chunk], params: optax.Params) -> tuple[Chunk, .
 
 def arrived(
     outer_tx: optax.GradientTransformation,
-    places: Places,
+    state: ChunkState,
     reduced: Reduced,
     states: CodecStates,
     groups: int,
-) -> Places:
+) -> ChunkState:
     """Applies the mean of a chunk to the anchor, and leaves the correction.
 
     A chunk that is not finite is left out by all groups alike, and counted: it moves
     nothing, and its difference stays for the next round.
     """
-    before, sent = places.anchor, places.buffer
+    before, sent = state.anchor, state.buffer
     mean = jax.tree.map(lambda x: x / groups, reduced.sum.gradients)
-    updates, outer = outer_tx.update(mean, places.outer, before)
+    updates, outer = outer_tx.update(mean, state.outer, before)
     keep = reduced.finite
     after = jax.tree.map(
         lambda a, b: jnp.where(keep, a, b), optax.apply_updates(before, updates), before
     )
-    return Places(
+    return ChunkState(
         anchor=after,
-        outer=jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, places.outer),
-        refused=places.refused + ~keep,
+        outer=jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, state.outer),
+        refused=state.refused + ~keep,
         buffer=jax.tree.map(
             lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
         ),

@@ -36,8 +36,8 @@ def trained(name, devices=None, executor="auto"):
         mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
         state, info = train.step(state, train.batch(mine))
         losses.append(info.loss)
-    state, arrivals = train.drain(state)
-    losses += [arrival.loss for arrival in arrivals]
+    state, reports = train.drain(state)
+    losses += [arrival.loss for arrival in reports]
     found = [np.float32(loss).tobytes().hex() for loss in losses]
     anchor = whole(train, state.params)
     return {"executor": train.executor.name, "anchor": anchor, "losses": found}

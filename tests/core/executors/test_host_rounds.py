@@ -38,7 +38,7 @@ def test_thread_has_all_chunks_as_soon_as_a_round_ends():
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 5])
-def test_state_that_comes_from_elsewhere_continues_with_the_same_bits(steps):
+def test_state_from_elsewhere_continues_with_the_same_bits(steps):
     """Another train step has none of its exchanges, and so starts what is left."""
     train, other = made(), made()
     state = after(train, train.init(init_params()), steps)

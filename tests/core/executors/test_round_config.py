@@ -6,9 +6,9 @@ import numpy as np
 import optax
 
 import pipejax as pj
-from pipejax._core.executors._round_config import Given, StepKind, alone, stacked
+from pipejax._core.executors._round_config import RoundInputs, StepKind, alone, stacked
 from pipejax._core.message import Message, Reduced
-from pipejax._core.rounds import Places
+from pipejax._core.rounds import ChunkState
 
 from ...helpers import loss_fn
 
@@ -33,9 +33,9 @@ def test_last_chunk_moves_a_group_and_the_next_round_begins_there():
     """The group sent 1 of a mean of 2, and has moved to 0 since."""
     anchor, difference = {"float32": jnp.array([4.0])}, {"float32": jnp.array([3.0])}
     outer = optax.sgd(1.0).init(anchor)
-    due = Places(anchor, outer, jnp.int32(0), difference, {})
+    due = ChunkState(anchor, outer, jnp.int32(0), difference, {})
     correction = {"float32": jnp.array([0.5])}
-    given = Given(due, (correction,), ({"float32": jnp.array([7.0])},), None)
+    given = RoundInputs(due, (correction,), ({"float32": jnp.array([7.0])},), None)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, None, None)
     summed = Reduced.of(total, jnp.array(True)), {}
     kind = StepKind(exchanges=True, merges=False, begins=True)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from pipejax._core.executors._submitted import identical, submitted
 
 
-def test_only_the_same_arrays_are_identical():
+def test_arrays_with_equal_values_are_not_identical():
     x = jnp.zeros(3)
     assert identical({"a": x}, {"a": x})
     assert not identical({"a": x}, {"a": jnp.zeros(3)})

@@ -81,7 +81,7 @@ def test_drained_groups_are_the_same_and_keep_all_progress(steps, executor):
     """With a mean outside, a drain gives the mean of what the groups have."""
     train, state, infos = run(optax.sgd(0.1), 4, 3, 2, steps, executor=executor)
     wanted = jax.tree.map(lambda x: x.mean(0), state.local.trainable.params)
-    drained, arrivals = train.drain(state)
+    drained, reports = train.drain(state)
     found = jax.device_get(drained.local.trainable.params)
     for leaf in jax.tree.leaves(found):
         assert (leaf == leaf[:1]).all()
@@ -93,8 +93,8 @@ def test_drained_groups_are_the_same_and_keep_all_progress(steps, executor):
     ends = [*range(3, steps, 3), steps]
     rounds = np.split(own, ends[:-1])
     came = sum(bool(info.arrived) for info in infos)
-    assert len(arrivals) == len(rounds) - came
-    for arrival, losses in zip(arrivals, rounds[came:], strict=True):
+    assert len(reports) == len(rounds) - came
+    for arrival, losses in zip(reports, rounds[came:], strict=True):
         np.testing.assert_allclose(arrival.loss, losses.mean(), rtol=1e-5)
     again, nothing = train.drain(drained)
     assert not nothing

@@ -217,7 +217,7 @@ def settled(dtype, factor, codec=CODECS["int4"]):
     return np.asarray(state.params["x"]), np.asarray(state.gathered["x"])
 
 
-def test_gathered_parameters_settle_at_the_rounded_ones():
+def test_gathered_parameters_settle_at_rounded_parameters():
     """A rounding that they cannot hold does not stay in the differences."""
     found, gathered = settled(jnp.bfloat16, 1.0)
     assert_bits_equal(gathered, np.asarray(jnp.bfloat16(found)))
@@ -228,7 +228,7 @@ def test_gathered_parameters_recover_from_an_overflow():
     np.testing.assert_allclose(gathered, found, rtol=2e-3, atol=1e-6)
 
 
-def test_drain_at_width_1_gathers_parameters_as_they_are():
+def test_drain_at_width_1_gathers_all_bits_of_parameters():
     for executor in ("fused", "host"):
         options = {"width": 1, "shard_optimizer": True, "executor": executor}
         state, _ = run(optax.adamw(1e-2), gather_codec=codecs.int4(16), **options)
@@ -236,7 +236,7 @@ def test_drain_at_width_1_gathers_parameters_as_they_are():
             assert_bits_equal(np.asarray(whole), np.asarray(state.params[name]))
 
 
-def test_one_device_has_all_pieces_and_no_codec():
+def test_codec_has_no_effect_on_one_device():
     options = {"devices": 1, "shard_optimizer": True}
     exact, _ = run(optax.adamw(1e-2), **options)
     found, _ = run(optax.adamw(1e-2), gather_codec=codecs.int4(16), **options)
