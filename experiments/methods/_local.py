@@ -7,11 +7,11 @@ import jax
 import pipejax as pj
 from pipejax.collectives import AllReduce, psum
 
-from ._method import Batch, Method
+from ._pipejax import Stepped
 from ._problem import Problem
 
 
-class Local(Method):
+class Local(Stepped):
     """Local steps of all hosts, whose mean is the outer optimizer."""
 
     def __init__(
@@ -31,23 +31,6 @@ class Local(Method):
             all_reduce=all_reduce or psum(),
         )
         self.state = self.train.init(problem.start)
-
-    def step(self, batch: Batch) -> None:
-        """Takes a step; waits for the chunk that is due."""
-        self.state, _ = self.train.step(self.state, self.train.batch(batch))
-
-    def wait(self) -> None:
-        """Waits until the state has been computed; chunks under way continue."""
-        jax.block_until_ready(self.state.local)
-
-    def join(self) -> None:
-        """Waits until this host sends nothing."""
-        self.wait()
-        self.train.join()
-
-    def finish(self) -> None:
-        """Drains, so that all hosts have the anchor."""
-        self.state, _ = jax.block_until_ready(self.train.drain(self.state))
 
     def params(self) -> Any:
         """Returns the anchor."""

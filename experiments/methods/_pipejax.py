@@ -12,7 +12,36 @@ from ._method import Batch, Method
 from ._problem import Problem
 
 
-class Pipejax(Method):
+class Stepped(Method):
+    """A step of pipejax over all hosts, and its state.
+
+    Attributes:
+      train: A `pj.TrainStep`, or a `pj.LocalTrainStep`.
+      state: The state after the last step.
+    """
+
+    train: Any
+    state: Any
+
+    def step(self, batch: Batch) -> None:
+        """Dispatches a step; with the host executor, waits for the sum that is due."""
+        self.state, _ = self.train.step(self.state, self.train.batch(batch))
+
+    def wait(self) -> None:
+        """Waits until the state has been computed; reductions in flight continue."""
+        jax.block_until_ready(self.state)
+
+    def join(self) -> None:
+        """Waits for the reductions under way."""
+        self.wait()
+        self.train.join()
+
+    def finish(self) -> None:
+        """Drains everything that is in flight."""
+        self.state, _ = jax.block_until_ready(self.train.drain(self.state))
+
+
+class Pipejax(Stepped):
     """A train step of pipejax over all hosts."""
 
     def __init__(
@@ -45,23 +74,6 @@ class Pipejax(Method):
             self.step(batch)
         self.finish()
         self.state = self.train.init(problem.start)
-
-    def step(self, batch: Batch) -> None:
-        """Dispatches a step; with the host executor, waits for the sum that is due."""
-        self.state, _ = self.train.step(self.state, self.train.batch(batch))
-
-    def wait(self) -> None:
-        """Waits until the state has been computed; reductions in flight continue."""
-        jax.block_until_ready(self.state)
-
-    def join(self) -> None:
-        """Waits for the reductions under way."""
-        self.wait()
-        self.train.join()
-
-    def finish(self) -> None:
-        """Drains the pipeline."""
-        self.state, _ = jax.block_until_ready(self.train.drain(self.state))
 
     def params(self) -> Any:
         """Returns the parameters, without the gradients in flight.

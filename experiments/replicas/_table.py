@@ -11,6 +11,8 @@ from experiments.convergence import found
 from ._methods import CODECS, DELAYS, is_same_for_all
 from ._runs import Result, key, tuned
 
+SHOWN = ("K=2", "K=2, rank 16 at once")  # in documents
+
 
 def delay_rows(result: Result) -> list[list[str]]:
     """Returns a row for each optimizer and number of replicas.
@@ -81,9 +83,6 @@ def _above(pairs: Sequence[Sequence[Any]]) -> str:
 
 def _optimizers(runs: Sequence[dict[str, Any]]) -> list[str]:
     return [*dict.fromkeys(run["optimizer"] for run in runs)]
-
-
-SHOWN = ("K=2", "K=2, rank 16 at once")
 
 
 def shown_rows(results: Sequence[Result]) -> list[list[str]]:

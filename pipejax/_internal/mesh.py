@@ -8,6 +8,7 @@ The loss function alone sees the types of the mesh.
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 AxisName = str | tuple[str, ...]
@@ -103,6 +104,11 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
             f" {hosts}. Make `num_devices` a multiple of `hosts`."
         )
     return hosts, len(devices) // hosts
+
+
+def size_along(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
+    """Returns the number of places along one axis of a mesh, or along several."""
+    return math.prod(mesh.shape[name] for name in axes(axis_name))
 
 
 def axis_size(axis_name: AxisName) -> int:

@@ -5,6 +5,7 @@ model. These may differ between two processes, or between a run and its continua
 function is equal only to itself. The functions here leave static data out.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,12 @@ def paths(tree: Any) -> set[Any]:
 def alike(a: Any, b: Any) -> bool:
     """Returns whether two pytrees have equal containers, and leaves at equal paths."""
     return paths(a) == paths(b) and containers(a) == containers(b)
+
+
+def identical(a: Any, b: Any) -> bool:
+    """Returns whether two pytrees hold the same arrays, not only equal ones."""
+    leaves, others = jax.tree.leaves(a), jax.tree.leaves(b)
+    return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
 
 
 def restructured(tree: Any, like: Any) -> Any:

@@ -60,6 +60,7 @@ from ._scheduled import Schedule as Schedule
 from ._scheduled import scheduled as scheduled
 from ._sharded import Sharded as Sharded
 from ._sharded import on_own_shards as on_own_shards
+from ._sharded import sets_by_axes as sets_by_axes
 from ._stages import Local as Local
 from ._stages import Sent as Sent
 from ._stages import Stages as Stages

@@ -12,6 +12,7 @@ further: the scale of a block, for example, would depend on the device.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -59,14 +60,8 @@ class Sharded(AllReduce):
 
     def sets(self, sizes: Any) -> tuple[tuple[int, ...], ...]:
         """Returns which coded arrays are encoded together, for inner `sizes`."""
-        # Arrays that are split over the same axes are held by the same devices of a
-        # group. Encoded apart from all others, they have the same payload on each of
-        # these.
-        sets: dict[frozenset[str], list[int]] = {}
-        for place, spec in enumerate(self.coded):
-            sets.setdefault(split_axes(spec, sizes), []).append(place)
         # Without coded arrays, one empty set carries what travels exactly.
-        return tuple(map(tuple, sets.values())) or ((),)
+        return sets_by_axes(self.coded, sizes) or ((),)
 
     def shard(self, layout: Layout, sizes: Any) -> Layout:
         """Returns the layout of the shards of one device.
@@ -81,6 +76,22 @@ class Sharded(AllReduce):
             coded=tuple(shard_form(form, spec, sizes) for form, spec in coded),
             exact=tuple(shard_form(form, spec, sizes) for form, spec in exact),
         )
+
+
+def sets_by_axes(specs: Sequence[P], sizes: Any) -> tuple[tuple[int, ...], ...]:
+    """Returns the places of arrays that are split over the same inner axes.
+
+    They are held by the same devices of a group. Encoded apart from all others, they
+    have the same payload on each of these.
+
+    Args:
+      specs: How each array is split over inner axes.
+      sizes: The sizes of the inner axes, by name.
+    """
+    sets: dict[frozenset[str], list[int]] = {}
+    for place, spec in enumerate(specs):
+        sets.setdefault(split_axes(spec, sizes), []).append(place)
+    return tuple(map(tuple, sets.values()))
 
 
 def on_own_shards(stages: Stages, before: Any, after: Any) -> Stages:

@@ -1,7 +1,6 @@
 """Makes global batches, of which each process gives its own part, and places them."""
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from pipejax._core.checks import (
 )
 from pipejax._core.executors import StepConfig
 from pipejax._internal.keys import as_numbers, is_key
-from pipejax._internal.mesh import AxisName, axes, inner_axes
+from pipejax._internal.mesh import AxisName, axes, inner_axes, size_along
 from pipejax._internal.shards import over
 from pipejax._internal.types import Leaf, Tree
 
@@ -56,7 +55,7 @@ def plain_batch(batch: Tree) -> Tree:
 
 def global_batch(local: Any, data: NamedSharding) -> Tree:
     """Makes the global batch of which this process has the part `local`."""
-    every = math.prod(data.mesh.shape[name] for name in axes(data.spec[0]))
+    every = size_along(data.mesh, data.spec[0])
     indices = data.addressable_devices_indices_map((every,)).values()
     shares = len({index[0].start for index in indices if index is not None})
     local = jax.tree_util.tree_map_with_path(_own_copy, plain_batch(local))

@@ -75,7 +75,7 @@ class LocalTrainStep:
         check_arrays("model_state", model_state)
         check_keys(rng)
         if opt_state is not None:
-            tx = self.rounds.rounds.config.step.settings.tx
+            tx = self.rounds.config.inner.step.settings.tx
             check_opt_state(tx, params, opt_state, "opt_state", _INNER)
         report = self._report(params, model_state, rng, batch)
         join()  # Only one thread may launch collectives.
@@ -118,7 +118,7 @@ class LocalTrainStep:
         Raises:
           ValueError: If the part does not divide among the devices of this process.
         """
-        return global_batch(local, data_sharding(self.rounds.rounds.config, None))
+        return global_batch(local, data_sharding(self.rounds.config.inner, None))
 
     def join(self) -> None:
         """Waits until no exchange is under way; what has not arrived stays in flight.
@@ -169,10 +169,10 @@ class LocalTrainStep:
     @property
     def mesh(self) -> Mesh:
         """Returns the mesh of devices."""
-        return self.rounds.rounds.config.mesh
+        return self.rounds.config.inner.mesh
 
     def _inputs(self, batch: Tree) -> Inputs:
-        config, batch = self.rounds.rounds.config, plain_batch(batch)
+        config, batch = self.rounds.config.inner, plain_batch(batch)
         check_global(batch, config.mesh)
         check_batch(batch, config.devices, config.step.settings.microbatches)
         return Inputs(laid_out(batch, config)[0], None, InputSpecs())
@@ -181,7 +181,7 @@ class LocalTrainStep:
         self, params: optax.Params, model_state: Any, rng: Any, batch: Any
     ) -> Passengers:
         """Returns the form of what a step reports."""
-        config = self.rounds.rounds.config
+        config = self.rounds.config.inner
         if batch is None:
             shapes = config.empty_messages(params, model_state, UNSHARDED)
             return shapes[0].passengers

@@ -1,10 +1,15 @@
 """Tests the experiment on local steps: its table, and the methods of a host."""
 
+import itertools
+import pathlib
+
 import pytest
+import tyro
 
 from experiments.local_steps import cluster
 from experiments.local_steps._member import makers, turn
 from experiments.methods import Local, Problem
+from experiments.report import result
 
 
 def test_compute_utilisation_is_compute_over_step():
@@ -30,3 +35,13 @@ def test_turn_of_local_steps_ends_with_equal_hosts(name, monkeypatch):
     assert turn(method, problem.random_batch(0), 1) > 0
     assert tuple(method.state.position) == (0, 0)
     assert method.params()["Dense_0"]["kernel"].shape == (784, 256)
+
+
+def test_command_in_the_documents_has_its_result():
+    found = result("local_steps_cluster")
+    _, flags = found["command"].split("cluster ")
+    config = tyro.cli(cluster.Config, args=flags.split())
+    cells = [(cell["rate"], cell["sync_every"]) for cell in found["cells"]]
+    assert cells == [*itertools.product(config.rates, config.sync_every)]
+    page = pathlib.Path(cluster.__file__).parents[2] / "docs" / "local_steps.md"
+    assert f"`{found['command']}`" in page.read_text()

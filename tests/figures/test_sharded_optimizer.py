@@ -2,8 +2,13 @@
 
 import statistics
 
+import jax.numpy as jnp
+import optax
+
+import pipejax as pj
 from experiments.report import result
 from experiments.tables import TABLES
+from pipejax import codecs
 
 from .quoted import column, quoted_in
 
@@ -62,3 +67,26 @@ def test_accuracy_figures_are_quoted():
 
 def nats(change):
     return float("nan") if change == "diverged" else float(change.split()[0])
+
+
+@quoted
+def test_bits_of_coded_all_gather_are_quoted():
+    def bits(codec, predicts):
+        train = pj.make_train_step(
+            lambda w, batch: jnp.mean(batch @ w),
+            optax.adamw(1e-2),
+            mesh=pj.data_mesh(4),
+            weight_prediction=predicts,
+            shard_optimizer=True,
+            gather_codec=codec,
+        )
+        state = train.init(jnp.zeros((512, 512)))
+        found = train.transfers(state, jnp.zeros((4, 512)))
+        sent = sum(x.wire_bytes for x in found if x.kind == "all-gather")
+        return 8 * sent / (3 / 4 * 512 * 512)  # a device sends its piece to 3 others
+
+    int4 = codecs.int4()
+    coded, exact = bits(int4, True), bits(None, True)
+    yield f"{coded:.3g} bits a parameter with `int4()`, in place of {exact:.0f}"
+    coded, exact = bits(int4, False), bits(None, False)
+    yield f"it is {coded:.2g} bits in place of {exact:.0f}"

@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pipejax._internal.structures import alike, containers, form_of, restructured
+from pipejax._internal.structures import (
+    alike,
+    containers,
+    form_of,
+    identical,
+    restructured,
+)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -50,3 +56,10 @@ def test_form_is_a_key_for_shape_dtype_and_paths():
     assert form_of({"a": np.ones(1)}) not in forms
     assert form_of({"b": np.float32(1)}) not in forms
     assert form_of(jax.random.key(0)) == form_of(jax.random.key(1))
+
+
+def test_arrays_with_equal_values_are_not_identical():
+    x = jnp.zeros(3)
+    assert identical({"a": x}, {"a": x})
+    assert not identical({"a": x}, {"a": jnp.zeros(3)})
+    assert not identical({"a": x}, {"a": x, "b": x})

@@ -106,6 +106,29 @@ def test_no_exchange_is_under_way_when_the_executor_changes():
     assert train.executor.name == "fused"
 
 
+def test_local_steps_take_one_program_for_own_collectives():
+    def trained(executor):
+        train = pj.make_local_step(
+            averaged_loss,
+            optax.sgd(0.1),
+            mesh=pj.data_mesh(2),
+            sync_every=2,
+            overlap_steps=2,
+            executor=executor,
+        )
+        state = train.init(init_params())
+        for batch in batches(5):
+            state, _ = train.step(state, batch)
+        return train, state
+
+    train, state = trained("auto")
+    assert train.executor.name == "fused"
+    assert train.executor.reason.startswith(REASON)
+    assert_bits_equal(*jax.device_get([state.own, trained("fused")[1].own]))
+    with pytest.raises(ValueError, match="must not be 'host'"):
+        trained("host")
+
+
 def test_requested_host_executor_is_kept():
     """Only "auto" moves: the error names the collective and the remedy."""
     train = made("loss", "host")

@@ -96,9 +96,17 @@ def test_state_of_another_optimizer_is_refused():
 
 
 @pytest.mark.parametrize(
-    "other", [{"overlap_steps": 2}, {"mesh": pj.data_mesh(2)}, {"sync_every": 1}]
+    ("other", "message"),
+    [
+        (
+            {"overlap_steps": 2},
+            "one of 2 chunks, as `overlap_steps` says; got one of 1",
+        ),
+        ({"mesh": pj.data_mesh(2)}, "one of 2 groups; got one of 4"),
+        ({"sync_every": 1}, "inside a round of 1 steps, as `sync_every` says; got 2"),
+    ],
 )
-def test_state_of_other_rounds_is_refused(other):
+def test_state_of_other_rounds_is_refused(other, message):
     settings = {"sync_every": 3, "overlap_steps": 1}
     train = made(loss_fn, **settings)
     state = train.init(init_params())
@@ -109,12 +117,12 @@ def test_state_of_other_rounds_is_refused(other):
         lambda: another.step(state, batches(1)[0]),
         lambda: another.drain(state),
     ):
-        with pytest.raises(ValueError, match="`state` must be"):
+        with pytest.raises(ValueError, match=f"`state` must be {message}"):
             call()
 
 
 def test_round_without_weight_moves_the_anchor_and_its_residual():
-    """What arrives beside a weight of 0 was trained by steps with a weight."""
+    """The chunks that arrive beside a weight of 0 are of steps that had a weight."""
 
     def weighted(params, batch):
         return loss_fn(params, batch), pj.Aux(weight=batch["x"][0, 0])

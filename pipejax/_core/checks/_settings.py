@@ -3,7 +3,6 @@
 Each error message names the argument, the rule, the value and the remedy.
 """
 
-import math
 import operator
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from jax.typing import DTypeLike
 
 from pipejax._core.prediction import has_sums, kind_of
 from pipejax._internal.integers import is_integer
-from pipejax._internal.mesh import AxisName, axes, is_attached
+from pipejax._internal.mesh import AxisName, axes, is_attached, size_along
 from pipejax.codecs import Codec, Linear
 from pipejax.collectives import AllReduce, Schedule, has_reduce_scatter
 
@@ -184,6 +183,8 @@ def check_tx(tx: Any, name: str = "tx") -> Any:
 def check_outer(outer_tx: Any) -> Any:
     """Returns `outer_tx`; raises a `ValueError` unless it works element by element."""
     check_tx(outer_tx, "outer_tx")
+    # A chunk is a vector. The matrix finds optimizers that would treat vectors in
+    # another way than the matrices which a chunk is from.
     chunk = {"float32": jax.ShapeDtypeStruct((2, 8), jnp.float32)}
 
     def update(gradients: Any, state: Any, params: Any, loss: Any) -> Any:
@@ -260,7 +261,7 @@ def check_sharded_optimizer(
             " shard_optimizer=True, where no device has the optimizer state by which to"
             " apply its own gradients; got 'own'."
         )
-    devices = math.prod(mesh.shape[name] for name in axes(axis_name))
+    devices = size_along(mesh, axis_name)
     for all_reduce in schedule.phases:
         if not has_reduce_scatter(all_reduce, devices):
             raise ValueError(

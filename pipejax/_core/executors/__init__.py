@@ -6,6 +6,8 @@
 
 Both take a step, drain, and lower the program in which a step computes. A state can go
 from one to the other. `choose` returns the executor for a given name and mesh.
+
+`Rounds` takes local steps, by `FusedRounds` or `HostRounds`.
 """
 
 from ._choose import Executor as Executor

@@ -25,11 +25,10 @@ def choose(name: str, config: StepConfig) -> Executor:
     return Host(config, reason) if name == "host" else Fused(config, reason)
 
 
-def choose_rounds(name: str, rounds: RoundConfig) -> FusedRounds | HostRounds:
+def choose_rounds(name: str, config: RoundConfig) -> FusedRounds | HostRounds:
     """Returns the executor of local steps of a given name, as `choose`."""
-    name, reason = _named(name, rounds.config)
-    kind = HostRounds if name == "host" else FusedRounds
-    return kind(rounds, reason)
+    name, reason = _named(name, config.inner)
+    return (HostRounds if name == "host" else FusedRounds)(config, reason)
 
 
 def _named(name: str, config: StepConfig) -> tuple[str, str]:

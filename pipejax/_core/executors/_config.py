@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,13 @@ from pipejax._core.step import (
     parted,
     state_data_specs,
 )
-from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh, on_mesh_by
+from pipejax._internal.mesh import (
+    AxisName,
+    inner_axes,
+    on_mesh,
+    on_mesh_by,
+    size_along,
+)
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import ModelState, Specs, Tree
 from pipejax.collectives import AllReduce, psum
@@ -54,7 +59,7 @@ class StepConfig:
     @functools.cached_property
     def devices(self) -> int:
         """Returns the number of devices, or groups, over which the data is split."""
-        return math.prod(self.mesh.shape[name] for name in axes(self.axis_name))
+        return size_along(self.mesh, self.axis_name)
 
     @functools.cached_property
     def sums_by(self) -> AllReduce:

@@ -8,7 +8,6 @@ and the step in which the last chunk arrives are other programs.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,14 +16,22 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Exchange, Passengers, averaging
-from pipejax._core.rounds import Chunk, ChunkState, message_of
-from pipejax._core.step import Common, Inputs, inputs_over
-from pipejax._internal.types import CodecStates
+from pipejax._core.message import Exchange, averaging
+from pipejax._core.rounds import ChunkState, Pending, message_of
+from pipejax._core.step import Inputs, inputs_over
 
 from ._interleave import interleave
 from ._options import options_for
-from ._round_config import Outcome, RoundConfig, RoundInputs, StepKind, Trained
+from ._round_config import (
+    KINDS,
+    Moves,
+    Outcome,
+    Reads,
+    RoundConfig,
+    StepKind,
+    Trained,
+    with_params,
+)
 from ._turns import hand_on, wait_turn
 
 
@@ -32,117 +39,90 @@ from ._turns import hand_on, wait_turn
 class FusedRounds:
     """Executor whose programs hold the exchange beside the compute."""
 
-    rounds: RoundConfig
+    config: RoundConfig
     reason: str
     name: str = "fused"
 
     def train(
-        self,
-        kind: StepKind,
-        local: Common,
-        reported: Passengers,
-        given: RoundInputs,
-        inputs: Inputs,
+        self, kind: StepKind, moves: Moves, reads: Reads, inputs: Inputs, _: Pending
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and does not wait for it."""
-        wait_turn(self.rounds.config.mesh, local.step)
-        due, given = given.due, given._replace(due=None)
-        found = self._train(kind)(local, reported, due, given, inputs)
-        hand_on(self.rounds.config.mesh, found)
+        wait_turn(self.config.inner.mesh, moves.local.step)
+        found = self._train[kind](moves, reads, inputs)
+        hand_on(self.config.inner.mesh, found)
         return found
 
-    def rest(
-        self, kind: StepKind, params: optax.Params | None, given: RoundInputs
-    ) -> Outcome:
-        """Dispatches the work of a round that has no step beside it."""
-        wait_turn(self.rounds.config.mesh, given)
-        found = self._rest(kind)(params, given)
-        hand_on(self.rounds.config.mesh, found)
-        return found
-
-    def ahead(
-        self,
-        chunks: Sequence[Chunk],
-        sent: Passengers,
-        states: Sequence[CodecStates],
-    ) -> None:
-        """Does nothing: chunks are exchanged in the programs of later steps."""
-
-    def join(self) -> None:
-        """Does nothing: no exchange is outside a program."""
-
-    def lower(
+    def exchange(
         self,
         kind: StepKind,
-        local: Common,
-        reported: Passengers,
-        given: RoundInputs,
-        inputs: Inputs,
+        params: optax.Params | None,
+        due: ChunkState | None,
+        reads: Reads,
+        _: Pending,
+    ) -> Outcome:
+        """Dispatches the exchange of a chunk with no step beside it."""
+        wait_turn(self.config.inner.mesh, (params, due))
+        found = self._exchange[kind](params, due, reads)
+        hand_on(self.config.inner.mesh, found)
+        return found
+
+    def begin(self, pending: Pending) -> None:
+        """Does nothing: chunks are exchanged in the programs of later steps."""
+
+    def lower(
+        self, kind: StepKind, moves: Moves, reads: Reads, inputs: Inputs
     ) -> jax.stages.Lowered:
         """Returns the lowered program of a step."""
-        due, given = given.due, given._replace(due=None)
-        return self._train(kind).lower(local, reported, due, given, inputs)
+        return self._train[kind].lower(moves, reads, inputs)
 
     @property
     def reduction_mesh(self) -> Mesh:
         """Returns the mesh of the step, on which the chunks are also summed."""
-        return self.rounds.config.mesh
+        return self.config.inner.mesh
 
     @functools.cached_property
-    def _programs(self) -> dict[Any, jax.stages.Wrapped]:
-        return {}
+    def _train(self) -> dict[StepKind, jax.stages.Wrapped]:
+        """Returns the program of each kind of step."""
+        config = self.config.inner
+        options = options_for(config.mesh, at_once=False).kept
 
-    def _train(self, kind: StepKind) -> jax.stages.Wrapped:
-        """Returns the program of a kind of step, made once."""
-        rounds, config = self.rounds, self.rounds.config
-        if ("train", kind) not in self._programs:
-            own: Any = P(config.axis_name)
-            given, outcome = rounds.specs(kind)
-            due, given = given.due, given._replace(due=None)
-            taken = own, own, due, given, inputs_over(config.axis_name)
-            made = Trained(own, own, own, own), outcome
-            program = functools.partial(self._local_train, kind)
-            self._programs["train", kind] = jax.jit(
-                config.on_mesh(program, taken, made),
-                in_shardings=(None, None, None, None, config.inputs),
-                donate_argnums=(0, 1, 2) if config.donate else (),
-                compiler_options=options_for(config.mesh, at_once=False).kept,
+        def program(kind: StepKind) -> jax.stages.Wrapped:
+            moves, reads, trained, outcome = self.config.specs(kind)
+            local = config.on_mesh(
+                functools.partial(self._local_train, kind),
+                (moves, reads, inputs_over(config.axis_name)),
+                (trained, outcome),
             )
-        return self._programs["train", kind]
+            return jax.jit(
+                local,
+                in_shardings=(None, None, config.inputs),
+                donate_argnums=(0,) if config.donate else (),
+                compiler_options=options,
+            )
 
-    def _rest(self, kind: StepKind) -> jax.stages.Wrapped:
-        """Returns the program of the work without a step, made once."""
-        rounds, config = self.rounds, self.rounds.config
-        if ("rest", kind) not in self._programs:
-            given, outcome = rounds.specs(kind)
-            program = functools.partial(self._local_rest, kind)
-            self._programs["rest", kind] = jax.jit(
-                config.on_mesh(program, (P(config.axis_name), given), outcome)
-            )
-        return self._programs["rest", kind]
+        return {kind: program(kind) for kind in KINDS}
+
+    @functools.cached_property
+    def _exchange(self) -> dict[StepKind, jax.stages.Wrapped]:
+        """Returns the program of each kind of exchange without a step."""
+
+        def program(kind: StepKind) -> jax.stages.Wrapped:
+            moves, reads, _, outcome = self.config.specs(kind)
+            own: Any = P(self.config.inner.axis_name)
+            local = functools.partial(self._local_exchange, kind)
+            specs = own, moves.due, reads
+            return jax.jit(self.config.inner.on_mesh(local, specs, outcome))
+
+        return {kind: program(kind) for kind in KINDS}
 
     def _local_train(
-        self,
-        kind: StepKind,
-        local: Common,
-        reported: Passengers,
-        due: ChunkState | None,
-        given: RoundInputs,
-        inputs: Inputs,
+        self, kind: StepKind, moves: Moves, reads: Reads, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
-        """Runs one group's part of a step.
-
-        The chunk that is due is an argument of its own, which the program may overwrite
-        as it may what the group trains. Other chunks stay in the state.
-        """
-        given = given._replace(due=due)
-        compute = functools.partial(self.rounds.train, kind)
-        summed, args = None, (local, reported, inputs)
-        if given.due is not None:
-            before, exchange = (
-                given.due.codec_states,
-                self._exchange(given.due, given.sent),
-            )
+        """Runs one group's part of a step."""
+        compute = functools.partial(self.config.train, kind)
+        summed, args = None, (moves.local, moves.reported, inputs)
+        if moves.due is not None:
+            before, exchange = moves.due.codec_states, self._sum(moves.due, reads)
             value, after, trained = interleave(
                 exchange.start, before, exchange.stages, compute, *args
             )
@@ -150,25 +130,23 @@ class FusedRounds:
         else:
             trained = compute(*args)
         params = trained.local.trainable.params
-        outcome = self.rounds.after(kind, params, given, summed)
+        outcome = self.config.after(kind, params, moves.due, reads, summed)
         trained = trained._replace(local=with_params(trained.local, outcome.params))
         return trained, outcome._replace(params=None)
 
-    def _local_rest(
-        self, kind: StepKind, params: optax.Params | None, given: RoundInputs
+    def _local_exchange(
+        self,
+        kind: StepKind,
+        params: optax.Params | None,
+        due: ChunkState | None,
+        reads: Reads,
     ) -> Outcome:
-        """Runs one group's part of the work without a step."""
+        """Runs one group's part of an exchange without a step."""
         summed = None
-        if given.due is not None:
-            exchange = self._exchange(given.due, given.sent)
-            summed = exchange.run(given.due.codec_states)
-        return self.rounds.after(kind, params, given, summed)
+        if due is not None:
+            summed = self._sum(due, reads).run(due.codec_states)
+        return self.config.after(kind, params, due, reads, summed)
 
-    def _exchange(self, due: ChunkState, sent: Passengers) -> Exchange:
-        config, message = self.rounds.config, message_of(due.buffer, sent)
+    def _sum(self, due: ChunkState, reads: Reads) -> Exchange:
+        config, message = self.config.inner, message_of(due.buffer, reads.sent)
         return averaging(message, jnp.array(True), config.sums_by, config.axis_name)
-
-
-def with_params(local: Common, params: optax.Params) -> Common:
-    """Returns what a group trains, with other parameters."""
-    return local._replace(trainable=local.trainable._replace(params=params))

@@ -54,14 +54,14 @@ from pipejax._core.step import (
     state_of,
     without_trainable,
 )
+from pipejax._internal.structures import identical
 from pipejax._internal.types import CodecStates, Tree
 
 from ._by_copy import reduction_mesh
 from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, OwnCollectives
 from ._programs import Programs, programs_of
-from ._submitted import identical, submitted
-from ._thread import join
+from ._thread import join, submit
 
 
 class Base(NamedTuple):
@@ -147,10 +147,10 @@ class Host:
         if results:
             last, states = results[-1]
             if last.updated is not None:
-                whole = submitted(self._programs.gather, last.updated).result()
+                whole = submit(self._programs.gather, last.updated).result()
                 results[-1] = last._replace(updated=whole), states
         elif self.config.step.settings.gather_codec is not None:
-            whole = submitted(self._programs.gather, common.trainable).result()
+            whole = submit(self._programs.gather, common.trainable).result()
             common = common._replace(trainable=whole)
         for reduced, _ in results:
             args = None, reduced, None, in_flight.filled
@@ -235,7 +235,7 @@ class Host:
             return self._programs.exchange(updated, message, states, valid)
 
         base = before if isinstance(before, Base) else None
-        return Begun(message, base, submitted(exchange))
+        return Begun(message, base, submit(exchange))
 
     def _exchanged_at_once(
         self, computed: Computed, states: CodecStates
@@ -247,7 +247,7 @@ class Host:
         if computed.at_once is None:
             return None, states
         args = None, computed.at_once, states, valid_at_once()
-        return self._waited(submitted(self._programs.exchange_at_once, *args))
+        return self._waited(submit(self._programs.exchange_at_once, *args))
 
     def _update(
         self,

@@ -8,7 +8,6 @@ up to V chunks may be ahead of it.
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -18,25 +17,33 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Passengers, Reduced, valid_at_once
-from pipejax._core.rounds import Chunk, ChunkState, message_of
-from pipejax._core.step import Common, Inputs, inputs_over
-from pipejax._internal.types import CodecStates
+from pipejax._core.rounds import Chunk, ChunkState, Pending, message_of
+from pipejax._core.step import Inputs, inputs_over
+from pipejax._internal.structures import identical
+from pipejax._internal.types import CodecStates, Tree
 
 from ._by_copy import reduction_mesh
-from ._fused_rounds import with_params
 from ._own_collectives import OwnCollectives
-from ._round_config import Outcome, RoundConfig, RoundInputs, StepKind, Trained
+from ._round_config import (
+    KINDS,
+    Moves,
+    Outcome,
+    Reads,
+    RoundConfig,
+    StepKind,
+    Trained,
+    with_params,
+)
 from ._run_exchange import RunExchange, make_exchange
-from ._submitted import identical, submitted
-from ._thread import join
+from ._thread import submit
 
 
-class Begun(NamedTuple):
+class BegunChunk(NamedTuple):
     """A chunk that the thread has been given."""
 
     chunk: Chunk
-    sent: Passengers
     states: CodecStates
+    sent: Passengers
     result: Future[tuple[Reduced, CodecStates]]
 
 
@@ -44,149 +51,132 @@ class Begun(NamedTuple):
 class HostRounds:
     """Executor that trains on the caller's thread, and exchanges on another."""
 
-    rounds: RoundConfig
+    config: RoundConfig
     reason: str
     name: str = "host"
     # Chunks whose sums are not used yet, oldest first.
-    _begun: list[Begun] = dataclasses.field(default_factory=list)
+    _begun: list[BegunChunk] = dataclasses.field(default_factory=list)
 
     def __deepcopy__(self, memo: Any) -> "HostRounds":
         """Returns an executor of the same rounds, which has begun no exchange."""
-        return HostRounds(copy.deepcopy(self.rounds, memo), self.reason, self.name)
+        return HostRounds(copy.deepcopy(self.config, memo), self.reason, self.name)
 
     def train(
         self,
         kind: StepKind,
-        local: Common,
-        reported: Passengers,
-        given: RoundInputs,
+        moves: Moves,
+        reads: Reads,
         inputs: Inputs,
+        pending: Pending,
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and waits for nothing but the chunk that is due."""
-        args = local, reported, inputs
-        self._own_collectives.check(self._train(kind.begins), *args)
-        trained, outcome = self._train(kind.begins)(*args), Outcome(*[None] * 4)
+        program, taken = self._train[kind.begins], (moves.local, moves.reported, inputs)
+        self._own_collectives.check(program, *taken)
+        trained, outcome = program(*taken), Outcome()
         if any(kind):
-            moves = kind.merges or kind.begins
-            params = trained.local.trainable.params if moves else None
-            outcome = self.rest(kind, params, given)
-        if outcome.params is not None:
-            local = with_params(trained.local, outcome.params)
-            trained = trained._replace(local=local)
+            moved = kind.merges or kind.begins
+            params = trained.local.trainable.params if moved else None
+            args = kind, params, moves.due, reads, pending
+            outcome = self.exchange(*args, dispatched=trained.info)
+        trained = trained._replace(local=with_params(trained.local, outcome.params))
         return trained, outcome._replace(params=None)
 
-    def rest(
-        self, kind: StepKind, params: optax.Params | None, given: RoundInputs
-    ) -> Outcome:
-        """Waits for the chunk that is due, if any, and applies it."""
-        summed = None
-        if given.due is not None:
-            summed = self._sum_of(given.due, given.sent)
-        due, given = given.due, given._replace(due=None)
-        return self._after(kind)(params, due, given, summed)
-
-    def ahead(
-        self,
-        chunks: Sequence[Chunk],
-        sent: Passengers,
-        states: Sequence[CodecStates],
-    ) -> None:
-        """Hands chunks to the thread, which sums them in order, unless it has them."""
-        known, found = list(self._begun), list[Begun]()
-        for chunk, own in zip(chunks, states, strict=True):
-            known = known if _is_of(known, chunk, sent, own) else []
-            found.append(known.pop(0) if known else self._begin(chunk, sent, own))
-        self._begun[:] = found
-
-    def join(self) -> None:
-        """Waits until the thread is idle."""
-        join()
-
-    def lower(
+    def exchange(
         self,
         kind: StepKind,
-        local: Common,
-        reported: Passengers,
-        given: RoundInputs,
-        inputs: Inputs,
+        params: optax.Params | None,
+        due: ChunkState | None,
+        reads: Reads,
+        pending: Pending,
+        dispatched: Tree = None,
+    ) -> Outcome:
+        """Waits for the chunk that is due, and applies it.
+
+        `dispatched` is as for `begin`.
+        """
+        summed = None
+        if due is not None:
+            # A state that comes from elsewhere has chunks that have not begun here.
+            if not self._has_begun(pending):
+                self.begin(pending, dispatched)
+            summed = self._begun.pop(0).result.result()
+        return self._after[kind](params, due, reads, summed)
+
+    def begin(self, pending: Pending, dispatched: Tree = None) -> None:
+        """Hands chunks to the thread, which sums them in their order.
+
+        `dispatched` is the result of the program that the caller has dispatched last.
+        """
+
+        def exchange(*args: Any) -> tuple[Reduced, CodecStates]:
+            jax.block_until_ready(dispatched)
+            return self._sum(*args)
+
+        def begun(chunk: Chunk, states: CodecStates) -> BegunChunk:
+            message = message_of(chunk, pending.sent)
+            result = submit(exchange, None, message, states, valid_at_once())
+            return BegunChunk(chunk, states, pending.sent, result)
+
+        chunks = zip(pending.chunks, pending.codec_states, strict=True)
+        self._begun[:] = [begun(*each) for each in chunks]
+
+    def lower(
+        self, kind: StepKind, moves: Moves, reads: Reads, inputs: Inputs
     ) -> jax.stages.Lowered:
         """Returns the lowered program that trains."""
-        del given
-        return self._train(kind.begins).lower(local, reported, inputs)
-
-    def _sum_of(self, due: ChunkState, sent: Passengers) -> tuple[Reduced, CodecStates]:
-        """Waits for the sum of a chunk, which is the oldest that the thread has."""
-        if not _is_of(self._begun, due.buffer, sent, due.codec_states):
-            self.ahead([due.buffer], sent, [due.codec_states])
-        try:
-            return self._begun.pop(0).result.result()
-        except Exception:
-            self._begun.clear()
-            raise
-
-    def _begin(self, chunk: Chunk, sent: Passengers, states: CodecStates) -> Begun:
-        args = None, message_of(chunk, sent), states, valid_at_once()
-        return Begun(chunk, sent, states, submitted(self._exchange, *args))
+        del reads
+        return self._train[kind.begins].lower(moves.local, moves.reported, inputs)
 
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
         """Returns the mesh if it consists of CPUs, or else a mesh of CPUs beside it."""
-        config = self.rounds.config
-        return reduction_mesh(config.mesh, config.axis_name)
+        return reduction_mesh(self.config.inner.mesh, self.config.inner.axis_name)
+
+    def _has_begun(self, pending: Pending) -> bool:
+        """Returns whether the oldest chunk that has begun is the first of these."""
+        first = pending.chunks[0], pending.codec_states[0], pending.sent
+        return bool(self._begun) and identical(self._begun[0][:3], first)
 
     @functools.cached_property
-    def _exchange(self) -> RunExchange:
-        return make_exchange(self.rounds.config, self.reduction_mesh)
+    def _sum(self) -> RunExchange:
+        return make_exchange(self.config.inner, self.reduction_mesh)
 
     @functools.cached_property
     def _own_collectives(self) -> OwnCollectives:
-        return OwnCollectives(self.rounds.config.mesh)
+        return OwnCollectives(self.config.inner.mesh)
 
     @functools.cached_property
-    def _programs(self) -> dict[Any, jax.stages.Wrapped]:
-        return {}
+    def _train(self) -> dict[bool, jax.stages.Wrapped]:
+        """Returns the program of a step that does not end a round, or does."""
+        config = self.config.inner
 
-    def _train(self, begins: bool) -> jax.stages.Wrapped:
-        """Returns the program of a step without an exchange, made once."""
-        config = self.rounds.config
-        if begins not in self._programs:
-            own: Any = P(config.axis_name)
-            kind = StepKind(exchanges=False, merges=False, begins=begins)
-            program = config.on_mesh(
-                functools.partial(self.rounds.train, kind),
-                (own, own, inputs_over(config.axis_name)),
-                Trained(own, own, own, own),
-            )
-            self._programs[begins] = jax.jit(
-                program,
+        def program(begins: bool) -> jax.stages.Wrapped:
+            kind = StepKind(begins=begins)
+            moves, _, trained, _ = self.config.specs(kind)
+            specs = moves.local, moves.reported, inputs_over(config.axis_name)
+            local = functools.partial(self.config.train, kind)
+            return jax.jit(
+                config.on_mesh(local, specs, trained),
                 in_shardings=(None, None, config.inputs),
                 donate_argnums=(0, 1) if config.donate else (),
             )
-        return self._programs[begins]
 
-    def _after(self, kind: StepKind) -> jax.stages.Wrapped:
-        """Returns the program that applies a chunk, made once."""
-        rounds, config = self.rounds, self.rounds.config
-        if kind not in self._programs:
-            own: Any = P(config.axis_name)
-            given, outcome = rounds.specs(kind)
-            due, given = given.due, given._replace(due=None)
+        return {begins: program(begins) for begins in (False, True)}
 
-            def program(
-                params: Any, due: Any, given: RoundInputs, summed: Any
-            ) -> Outcome:
-                return rounds.after(kind, params, given._replace(due=due), summed)
+    @functools.cached_property
+    def _after(self) -> dict[StepKind, jax.stages.Wrapped]:
+        """Returns the program that applies the chunk of each kind of step."""
+        config = self.config.inner
+        whole: Any = P()
+        own: Any = P(config.axis_name)
 
-            summed: Any = (P(), own) if kind.exchanges else None
-            self._programs[kind] = jax.jit(
-                config.on_mesh(program, (own, due, given, summed), outcome),
+        def program(kind: StepKind) -> jax.stages.Wrapped:
+            moves, reads, _, outcome = self.config.specs(kind)
+            summed = (whole, own) if kind.exchanges else None
+            local = functools.partial(self.config.after, kind)
+            return jax.jit(
+                config.on_mesh(local, (own, moves.due, reads, summed), outcome),
                 donate_argnums=(1,) if config.donate else (),
             )
-        return self._programs[kind]
 
-
-def _is_of(
-    begun: Sequence[Begun], chunk: Chunk, sent: Passengers, states: CodecStates
-) -> bool:
-    """Returns whether the oldest chunk that the thread has is this one."""
-    return bool(begun) and identical(begun[0][:3], (chunk, sent, states))
+        return {kind: program(kind) for kind in KINDS}

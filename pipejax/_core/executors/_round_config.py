@@ -28,59 +28,85 @@ from ._config import StepConfig
 
 
 class StepKind(NamedTuple):
-    """What a step does besides training. There is a program for each kind."""
-
-    exchanges: bool  # a chunk of the round before
-    merges: bool  # the last chunk arrives, and groups move by the corrections
-    begins: bool  # a round ends, and its exchange begins
-
-
-class RoundInputs(NamedTuple):
-    """What a program takes of a round, besides what a group trains.
+    """The parts that a step has besides training, each kind in a program of its own.
 
     Attributes:
-      due: The chunk that is exchanged, or `None`.
-      corrections: Those of the chunks before, if groups merge.
-      anchors: The other chunks of the anchor, if a round begins.
-      sent: The report that travels with the chunk.
+      exchanges: A chunk of the round before is exchanged.
+      merges: This chunk is the last, so that groups move by the corrections.
+      begins: A round ends with this step, and its exchange begins.
     """
 
+    exchanges: bool = False
+    merges: bool = False
+    begins: bool = False
+
+
+TRAINS = StepKind()
+EXCHANGES = StepKind(exchanges=True)
+MERGES = StepKind(exchanges=True, merges=True)
+BEGINS = StepKind(begins=True)
+# A chunk is exchanged in the last step of a round only if it is the last.
+KINDS = (TRAINS, EXCHANGES, MERGES, BEGINS, MERGES._replace(begins=True))
+
+
+class Moves(NamedTuple):
+    """The part of a state that a step replaces, and may overwrite.
+
+    Attributes:
+      local: The parameters and the optimizer state of the group, and its counters.
+      reported: The report of the round so far.
+      due: The chunk that is exchanged, or `None`.
+    """
+
+    local: Common
+    reported: Passengers
     due: ChunkState | None
+
+
+class Reads(NamedTuple):
+    """The part of a state that a step reads.
+
+    Attributes:
+      corrections: Those of all chunks but the last, if groups merge.
+      anchors: All chunks of the anchor but the one that is due, if a round begins.
+      sent: The report that travels with the chunk that is due.
+    """
+
     corrections: tuple[Chunk, ...]
     anchors: tuple[Chunk, ...]
     sent: Passengers
 
 
-class Outcome(NamedTuple):
-    """What a program has made of a round.
-
-    Attributes:
-      params: The parameters of the group, if it was given them.
-      due: The chunk after its exchange, or `None`.
-      buffer: The differences of the round that begins, or `None`.
-      arrival: The report of the round that has arrived, or `None`.
-    """
-
-    params: optax.Params | None
-    due: ChunkState | None
-    buffer: tuple[Chunk, ...] | None
-    arrival: Arrival | None
-
-
 class Trained(NamedTuple):
-    """What a group has made of a batch.
+    """The result of training on a batch.
 
     Attributes:
-      local: What the group trains.
-      reported: The report of the round so far.
       sent: The report of the round that ends with this step, or `None`.
       info: The report of this step.
+      nothing: The report of a round where none has arrived.
     """
 
     local: Common
     reported: Passengers
     sent: Passengers | None
     info: LocalInfo
+    nothing: Arrival
+
+
+class Outcome(NamedTuple):
+    """The result of exchanging a chunk, and of beginning a round.
+
+    Attributes:
+      params: The parameters of the group, or `None` if they have not moved.
+      due: The chunk after its exchange, or `None`.
+      buffer: The differences of the round that begins, or `None`.
+      arrival: The report of the round that has arrived, or `None`.
+    """
+
+    params: optax.Params | None = None
+    due: ChunkState | None = None
+    buffer: tuple[Chunk, ...] | None = None
+    arrival: Arrival | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,12 +114,13 @@ class RoundConfig:
     """Configuration of local steps.
 
     Attributes:
+      inner: The configuration of a step of one group, and of the exchange.
       sync_every: Number of steps H of a round.
       overlap_steps: Number of steps V in which the exchange of a round is hidden, at
         most H. With 0, it follows the last step of the round.
     """
 
-    config: StepConfig
+    inner: StepConfig
     outer_tx: optax.GradientTransformation
     sync_every: int
     overlap_steps: int
@@ -107,33 +134,38 @@ class RoundConfig:
         self, kind: StepKind, local: Common, reported: Passengers, inputs: Inputs
     ) -> Trained:
         """Returns what one group makes of its share of a batch, by itself."""
-        local, info, message = inner_step(self.config.step, alone(local), inputs)
+        local, info, message = inner_step(self.inner.step, alone(local), inputs)
         reported, sent = reporting(reported, message, self.sync_every), None
         if kind.begins:
             reported, sent = jax.tree.map(jnp.zeros_like, reported), reported
         own = stacked((info.loss, info.grad_norm, info.applied, info.skipped))
-        return Trained(stacked(local), reported, sent, LocalInfo(*own))
+        nothing = self.arrival(None, reported, jnp.int32(0))
+        return Trained(stacked(local), reported, sent, LocalInfo(*own), nothing)
 
     def after(
         self,
         kind: StepKind,
         params: optax.Params | None,
-        given: RoundInputs,
+        due: ChunkState | None,
+        reads: Reads,
         summed: tuple[Reduced, CodecStates] | None,
     ) -> Outcome:
-        """Returns what one group makes of a round, once a chunk has been summed."""
-        params, due = alone(params), given.due
+        """Returns what one group makes of a chunk that has been summed.
+
+        `params` are needed only if groups merge, or a round begins.
+        """
+        params, moved = alone(params), None
         buffer = arrival = None
         if due is not None and summed is not None:
-            due = arrived(self.outer_tx, due, *summed, self.config.devices)
+            due = arrived(self.outer_tx, due, *summed, self.inner.devices)
             if kind.merges:
-                params = merged(params, (*given.corrections, due.buffer))
-                found = summed[0].sum.passengers
-                arrival = self.arrival(found.values, given.sent, due.refused)
+                params = merged(params, (*reads.corrections, due.buffer))
+                total, moved = summed[0].sum.passengers.values, stacked(params)
+                arrival = self.arrival(total, reads.sent, due.refused)
         if kind.begins:
-            anchors = given.anchors if due is None else (*given.anchors, due.anchor)
-            buffer = differences(anchors, params)
-        return Outcome(stacked(params), due, buffer, arrival)
+            last = () if due is None else (due.anchor,)
+            buffer = differences((*reads.anchors, *last), params)
+        return Outcome(moved, due, buffer, arrival)
 
     def arrival(
         self, total: jax.Array | None, like: Passengers, refused: jax.Array
@@ -142,7 +174,7 @@ class RoundConfig:
         came = jnp.array(total is not None)
         passengers = like if total is None else dataclasses.replace(like, values=total)
         reduced = Reduced.of(Message({}, None, passengers), came)
-        found = info_of(reduced, None, self.config.devices)
+        found = info_of(reduced, None, self.inner.devices)
         return Arrival(
             loss=jnp.asarray(found.loss),
             metrics=found.metrics,
@@ -151,12 +183,24 @@ class RoundConfig:
             refused=refused,
         )
 
-    def specs(self, kind: StepKind) -> tuple[RoundInputs, Outcome]:
-        """Returns how what a program takes of a round, and makes of it, is split."""
+    def specs(self, kind: StepKind) -> tuple[Moves, Reads, Trained, Outcome]:
+        """Returns how arguments and results are split over groups."""
         whole: Any = P()
-        own: Any = P(self.config.axis_name)
+        own: Any = P(self.inner.axis_name)
         due = ChunkState(whole, whole, whole, own, own) if kind.exchanges else None
-        return RoundInputs(due, own, whole, own), Outcome(own, due, own, whole)
+        return (
+            Moves(own, own, due),
+            Reads(own, whole, own),
+            Trained(own, own, own, own, whole),
+            Outcome(own, due, own, whole),
+        )
+
+
+def with_params(local: Common, params: optax.Params | None) -> Common:
+    """Returns what a group trains, with other parameters if they are given."""
+    if params is None:
+        return local
+    return local._replace(trainable=local.trainable._replace(params=params))
 
 
 def alone(tree: Tree) -> Any:

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
@@ -18,6 +17,7 @@ from pipejax._core.rounds import (
     Form,
     GroupState,
     LocalState,
+    Pending,
     Position,
     RoundInfo,
     Shared,
@@ -29,25 +29,36 @@ from pipejax._internal.types import Keys, ModelState
 
 from ._choose import choose_rounds
 from ._codec_states import codec_states_of
-from ._fused_rounds import FusedRounds, with_params
+from ._fused_rounds import FusedRounds
 from ._host_rounds import HostRounds
 from ._own_collectives import OwnCollectiveError
-from ._round_config import Outcome, RoundConfig, RoundInputs, StepKind, stacked
+from ._round_config import (
+    BEGINS,
+    EXCHANGES,
+    MERGES,
+    TRAINS,
+    Moves,
+    Outcome,
+    Reads,
+    RoundConfig,
+    StepKind,
+    stacked,
+    with_params,
+)
+from ._thread import join
 
 Item = TypeVar("Item")
-TRAINS = StepKind(exchanges=False, merges=False, begins=False)
-BEGINS = TRAINS._replace(begins=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounds:
-    """Rounds of local steps: their settings, and the executor that runs them.
+    """The rounds of local steps, with their settings and the executor that runs them.
 
     Attributes:
       asked: The name of the executor that was asked for, which may be `"auto"`.
     """
 
-    rounds: RoundConfig
+    config: RoundConfig
     asked: str
     _chosen: list[FusedRounds | HostRounds] = dataclasses.field(default_factory=list)
 
@@ -55,7 +66,7 @@ class Rounds:
     def executor(self) -> FusedRounds | HostRounds:
         """Returns what runs the steps."""
         if not self._chosen:
-            self._chosen.append(choose_rounds(self.asked, self.rounds))
+            self._chosen.append(choose_rounds(self.asked, self.config))
         return self._chosen[-1]
 
     def init(
@@ -67,7 +78,7 @@ class Rounds:
         report: Passengers,
     ) -> LocalState:
         """Returns the state in which all groups begin at the same parameters."""
-        rounds, config, form = self.rounds, self.rounds.config, Form(params)
+        config, form = self.config.inner, Form(params)
 
         def local(
             params: optax.Params,
@@ -79,7 +90,7 @@ class Rounds:
             given = new if opt_state is None else restructured(opt_state, new)
             trainable = Trainable(params, jax.tree.map(jnp.asarray, given))
             zero = jnp.zeros((), jnp.int32)
-            anchor = chunked(params, rounds.chunks)
+            anchor = chunked(params, self.config.chunks)
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), report)
             own = GroupState(
                 local=stacked(Common(trainable, model_state, rng, zero, zero)),
@@ -88,145 +99,115 @@ class Rounds:
                 sent=jax.tree.map(jnp.copy, empty),
                 codec_states=(),
             )
-            outer = tuple(map(rounds.outer_tx.init, anchor))
+            outer = tuple(map(self.config.outer_tx.init, anchor))
             return Shared(anchor, outer, zero, form), own
 
         own: Any = P(config.axis_name)
         made = jax.jit(config.on_mesh(local, (P(),) * 4, (P(), own)))
         shared, group = made(params, model_state, rng, opt_state)
         states = tuple(map(self._codec_states, shared.anchor))
-        return LocalState(shared, group._replace(codec_states=states), position(0, 0))
+        group = group._replace(codec_states=states)
+        return LocalState(shared, group, Position.at(0, 0))
 
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
         """Takes one step of every group, with a chunk of the last round beside it."""
-        kind, (taken, left) = self._kind(state), map(int, state.position)
-        self._ahead(state)
-        given, own = self._given(state, kind), state.own
-        args = kind, own.local, own.reported, given, inputs
+        taken, left = map(int, state.position)
+        kind = StepKind(left > 0, left == 1, taken + 1 == self.config.sync_every)
+        args = kind, *_parted(state, kind), inputs, _pending(state)
         try:
             trained, outcome = self.executor.train(*args)
         except OwnCollectiveError as error:  # known once its program is compiled
             if self.asked != "auto":
                 raise
-            self._chosen.append(FusedRounds(self.rounds, error.reason))
+            self._chosen.append(FusedRounds(self.config, error.reason))
             trained, outcome = self.executor.train(*args)
-        own = own._replace(local=trained.local, reported=trained.reported)
+        own = state.own._replace(local=trained.local, reported=trained.reported)
         state = _applied(state._replace(own=own), outcome)
-        state = state._replace(position=position(taken + 1, max(left - 1, 0)))
-        arrival = outcome.arrival
+        state = state._replace(position=Position.at(taken + 1, max(left - 1, 0)))
+        arrival = outcome.arrival or trained.nothing
         if trained.sent is not None:
             state = self._begun(state, trained.sent)
-            if not self.rounds.overlap_steps:
+            if not self.config.overlap_steps:
                 state, arrival = self._completed(state)
-        if arrival is None:
-            arrival = self._nothing(state.own.sent, state.shared.refused)
+        arrival = arrival._replace(refused=state.shared.refused)
         return state, RoundInfo(**arrival._asdict(), **trained.info._asdict())
 
     def drain(self, state: LocalState) -> tuple[LocalState, tuple[Arrival, ...]]:
         """Exchanges what is left of a round, and then the progress since."""
         reports, taken = [], int(state.position.taken)
-        self._ahead(state)
         if state.position.left:
             state, arrival = self._completed(state)
             reports.append(arrival)
         if taken:
-            params = state.own.local.trainable.params
-            outcome = self.executor.rest(BEGINS, params, self._given(state, BEGINS))
+            outcome = self._exchange(state, BEGINS)
             # A step adds its part of a whole round to the report.
-            sent = self._scaled(state.own.reported, self.rounds.sync_every / taken)
+            sent = self._scaled(state.own.reported, self.config.sync_every / taken)
             state = self._begun(_applied(state, outcome), sent)
             state, arrival = self._completed(state)
             reports.append(arrival)
         # There is no other progress, and rounding errors end here.
-        own = state.own
-        local = with_params(own.local, self._at_anchor(state.shared))
-        empty = self._scaled(own.reported, 0.0)
-        own = own._replace(local=local, reported=empty)
-        self.executor.join()
-        return LocalState(state.shared, own, position(0, 0)), tuple(reports)
+        params, empty = self._at_anchor(state.shared, state.own.reported)
+        local = with_params(state.own.local, params)
+        own = state.own._replace(local=local, reported=empty)
+        join()
+        return LocalState(state.shared, own, Position.at(0, 0)), tuple(reports)
 
     def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
         """Returns the lowered program of a step that exchanges a chunk."""
-        kind = TRAINS._replace(exchanges=self.rounds.overlap_steps > 0)
-        first = state._replace(position=position(0, self.rounds.chunks))
-        given, own = self._given(first, kind), state.own
-        return self.executor.lower(kind, own.local, own.reported, given, inputs)
+        kind = EXCHANGES if self.config.overlap_steps else TRAINS
+        first = state._replace(position=Position.at(0, self.config.chunks))
+        return self.executor.lower(kind, *_parted(first, kind), inputs)
 
     def check(self, state: LocalState) -> None:
         """Raises a `ValueError` if a state is not one of these rounds."""
-        rounds, (taken, left) = self.rounds, map(int, state.position)
-        steps = jax.tree.leaves(state.own.local.step)
-        groups = steps[0].shape[0] if steps else 0
-        found = {
-            "chunks (overlap_steps, at least 1)": (
+        config, (taken, left) = self.config, map(int, state.position)
+        rules = {
+            "groups": (len(state.own.local.step), config.inner.devices),
+            "chunks, as `overlap_steps` says": (
                 len(state.shared.anchor),
-                rounds.chunks,
+                config.chunks,
             ),
-            "groups": (groups, rounds.config.devices),
         }
-        for name, (was, now) in found.items():
-            if was != now:
+        for name, (found, wanted) in rules.items():
+            if found != wanted:
                 raise ValueError(
-                    f"`state` must be of a local step with as many {name} as this one,"
-                    f" {now}; got {was}. Drain it with the local step that made it, and"
-                    " begin anew with `train.init(state.params)`."
+                    f"`state` must be one of {wanted} {name}; got one of {found}."
+                    " Drain it with the local step that made it, and go on from"
+                    " `train.init(state.params)` of this one."
                 )
-        if not (0 <= taken < rounds.sync_every and 0 <= left <= rounds.chunks):
+        if not (0 <= taken < config.sync_every and 0 <= left <= config.chunks):
             raise ValueError(
-                "`state` must be at a place in a round of `sync_every`"
-                f" {rounds.sync_every}; got {taken} steps taken and {left} chunks left."
+                f"`state` must be inside a round of {config.sync_every} steps, as"
+                f" `sync_every` says; got {taken} steps taken and {left} chunks left."
                 " Drain it with the local step that made it."
             )
 
-    def _kind(self, state: LocalState) -> StepKind:
-        taken, left = map(int, state.position)
-        return StepKind(left > 0, left == 1, taken + 1 == self.rounds.sync_every)
-
-    def _given(self, state: LocalState, kind: StepKind) -> RoundInputs:
-        """Returns what the program of a kind of step takes of a round."""
-        (anchor, outer, refused, _), own = state.shared, state.own
-        due, number = None, self.rounds.chunks - int(state.position.left)
-        if kind.exchanges:
-            states = own.codec_states[number]
-            due = ChunkState(
-                anchor[number], outer[number], refused, own.buffer[number], states
-            )
-        others = anchor[:-1] if kind.exchanges else anchor
-        return RoundInputs(
-            due=due,
-            corrections=own.buffer[:-1] if kind.merges else (),
-            anchors=others if kind.begins else (),
-            sent=own.sent,
-        )
-
     def _begun(self, state: LocalState, sent: Passengers) -> LocalState:
         """Returns the state at the beginning of a round's exchange."""
-        own, left = state.own._replace(sent=sent), self.rounds.chunks
-        state = LocalState(state.shared, own, position(0, left))
-        self._ahead(state)
+        own, begin = state.own._replace(sent=sent), Position.at(0, self.config.chunks)
+        state = LocalState(state.shared, own, begin)
+        self.executor.begin(_pending(state))
         return state
 
     def _completed(self, state: LocalState) -> tuple[LocalState, Arrival]:
         """Exchanges what is left of a round, with nothing beside it."""
-        while True:
-            taken, left = map(int, state.position)
-            kind = StepKind(exchanges=True, merges=left == 1, begins=False)
-            params = state.own.local.trainable.params if kind.merges else None
-            outcome = self.executor.rest(kind, params, self._given(state, kind))
+        taken, left = map(int, state.position)
+        for rest in reversed(range(left)):
+            outcome = self._exchange(state, EXCHANGES if rest else MERGES)
             state = _applied(state, outcome)
-            state = state._replace(position=position(taken, left - 1))
-            if outcome.arrival is not None:
-                return state, outcome.arrival
+            state = state._replace(position=Position.at(taken, rest))
+        assert outcome.arrival is not None
+        return state, outcome.arrival
 
-    def _ahead(self, state: LocalState) -> None:
-        """Lets an executor begin with the chunks that are left of a round."""
-        if left := int(state.position.left):
-            own = state.own
-            self.executor.ahead(own.buffer[-left:], own.sent, own.codec_states[-left:])
+    def _exchange(self, state: LocalState, kind: StepKind) -> Outcome:
+        moves, reads = _parted(state, kind)
+        moved = kind.merges or kind.begins
+        params = moves.local.trainable.params if moved else None
+        return self.executor.exchange(kind, params, moves.due, reads, _pending(state))
 
     def _codec_states(self, chunk: Chunk) -> Any:
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
-        config = self.rounds.config.at(self.executor.reduction_mesh)
+        config = self.config.inner.at(self.executor.reduction_mesh)
         return codec_states_of(config, Message(like))
 
     @functools.cached_property
@@ -235,44 +216,66 @@ class Rounds:
 
     @functools.cached_property
     def _at_anchor(self) -> jax.stages.Wrapped:
-        """Returns the program that gives every group the parameters of the anchor."""
-        config, own = self.rounds.config, P(self.rounds.config.axis_name)
-        program = config.on_mesh(lambda shared: stacked(shared.params), P(), own)
-        return jax.jit(program)
+        """Returns the program that puts every group at the beginning of a round."""
+        config, own = self.config.inner, P(self.config.inner.axis_name)
 
-    @functools.cached_property
-    def _nothing(self) -> jax.stages.Wrapped:
-        config, own = self.rounds.config, P(self.rounds.config.axis_name)
-        nothing = functools.partial(self.rounds.arrival, None)
-        return jax.jit(config.on_mesh(nothing, (own, P()), P()))
+        def local(shared: Shared, report: Passengers) -> tuple[Any, Passengers]:
+            return stacked(shared.params), jax.tree.map(jnp.zeros_like, report)
+
+        return jax.jit(config.on_mesh(local, (P(), own), own))
+
+
+def _number(state: LocalState) -> int:
+    """Returns the place of the chunk that is exchanged next."""
+    return len(state.shared.anchor) - int(state.position.left)
+
+
+def _parted(state: LocalState, kind: StepKind) -> tuple[Moves, Reads]:
+    """Returns what a kind of step replaces and reads of a state."""
+    shared, own, due = state.shared, state.own, None
+    if kind.exchanges:
+        number = _number(state)
+        due = ChunkState(
+            anchor=shared.anchor[number],
+            outer=shared.outer[number],
+            refused=shared.refused,
+            buffer=own.buffer[number],
+            codec_states=own.codec_states[number],
+        )
+    others = shared.anchor[:-1] if kind.exchanges else shared.anchor
+    reads = Reads(
+        corrections=own.buffer[:-1] if kind.merges else (),
+        anchors=others if kind.begins else (),
+        sent=own.sent,
+    )
+    return Moves(own.local, own.reported, due), reads
+
+
+def _pending(state: LocalState) -> Pending:
+    """Returns the chunks that are left of a round."""
+    own, number = state.own, _number(state)
+    return Pending(own.buffer[number:], own.codec_states[number:], own.sent)
 
 
 def _applied(state: LocalState, outcome: Outcome) -> LocalState:
     """Returns the state with what a program has made of a round."""
     shared, own = state.shared, state.own
     if outcome.due is not None:
-        number = len(shared.anchor) - int(state.position.left)
-        anchor, outer, refused, buffer, states = outcome.due
+        number, due = _number(state), outcome.due
         shared = shared._replace(
-            anchor=_with(shared.anchor, number, anchor),
-            outer=_with(shared.outer, number, outer),
-            refused=refused,
+            anchor=_with(shared.anchor, number, due.anchor),
+            outer=_with(shared.outer, number, due.outer),
+            refused=due.refused,
         )
         own = own._replace(
-            buffer=_with(own.buffer, number, buffer),
-            codec_states=_with(own.codec_states, number, states),
+            buffer=_with(own.buffer, number, due.buffer),
+            codec_states=_with(own.codec_states, number, due.codec_states),
         )
     if outcome.buffer is not None:
         own = own._replace(buffer=outcome.buffer)
-    if outcome.params is not None:
-        own = own._replace(local=with_params(own.local, outcome.params))
+    own = own._replace(local=with_params(own.local, outcome.params))
     return LocalState(shared, own, state.position)
 
 
 def _with(items: tuple[Item, ...], number: int, item: Item) -> tuple[Item, ...]:
     return (*items[:number], item, *items[number + 1 :])
-
-
-def position(taken: int, left: int) -> Position:
-    """Returns a place in a round."""
-    return Position(np.int32(taken), np.int32(left))

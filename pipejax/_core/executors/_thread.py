@@ -17,9 +17,13 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
+
+import jax
 
 from pipejax._internal import leaving
+
+Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +42,11 @@ class CommunicationThread:
         self._process = 0  # the one in which the thread was started
         self._starting = threading.Lock()
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Runs a function after all functions that were submitted before."""
+    def submit(self, function: Callable[..., Result], *args: Any) -> Future[Result]:
+        """Runs a function after all functions that were submitted before.
+
+        JAX has the same precision there as where the function is submitted.
+        """
         with self._starting:
             if self._thread is None:
                 self._start()
@@ -49,8 +56,11 @@ class CommunicationThread:
                 " it, and this one was forked from it: threads do not survive a fork."
                 " Start processes with the method 'spawn', and make a train step there."
             )
-        future: Future[Any] = Future()
-        self._work.put((future, function, args))
+        future: Future[Result] = Future()
+        # `with jax.enable_x64()` acts on the caller's thread alone. If the setting were
+        # not passed on, this thread would sum float64 in float32.
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        self._work.put((future, x64, function, args))
         return future
 
     def join(self) -> None:
@@ -70,9 +80,10 @@ class CommunicationThread:
 
 def _serve(work: "queue.SimpleQueue[Any]") -> None:
     while (item := work.get()) is not None:
-        future, function, args = item
+        future, x64, function, args = item
         try:
-            future.set_result(function(*args))
+            with jax.enable_x64(x64):
+                future.set_result(function(*args))
         except BaseException as error:
             future.set_exception(error)
         # The thread keeps no reference to the work while it waits for the next.

@@ -16,5 +16,6 @@ from ._round import reporting as reporting
 from ._state import Form as Form
 from ._state import GroupState as GroupState
 from ._state import LocalState as LocalState
+from ._state import Pending as Pending
 from ._state import Position as Position
 from ._state import Shared as Shared

@@ -31,7 +31,7 @@ from ._flat import Chunk, chunked, whole
 
 
 class ChunkState(NamedTuple):
-    """What the exchange of one chunk reads and replaces.
+    """The state of one chunk, which its exchange reads and replaces.
 
     Attributes:
       anchor: The chunk of the anchor.

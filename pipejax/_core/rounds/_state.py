@@ -75,6 +75,20 @@ class GroupState(NamedTuple):
     codec_states: tuple[CodecStates, ...]
 
 
+class Pending(NamedTuple):
+    """The chunks of a round that are not exchanged yet, in their order.
+
+    Attributes:
+      chunks: Those of the group's difference.
+      codec_states: What the codecs keep of each chunk.
+      sent: The report that travels with every chunk.
+    """
+
+    chunks: tuple[Chunk, ...]
+    codec_states: tuple[CodecStates, ...]
+    sent: Passengers
+
+
 class Position(NamedTuple):
     """The place of the next step in its round, kept on the host.
 
@@ -85,6 +99,11 @@ class Position(NamedTuple):
 
     taken: np.int32
     left: np.int32
+
+    @classmethod
+    def at(cls, taken: int, left: int) -> "Position":
+        """Returns the place after so many steps, with so many chunks left."""
+        return cls(np.int32(taken), np.int32(left))
 
 
 class LocalState(NamedTuple):

@@ -23,7 +23,7 @@ References:
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,18 +44,17 @@ from pipejax._core.message import (
 )
 from pipejax._core.partitioned import NotElementwiseError, stages_of
 from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, word_form
-from pipejax._internal.shards import Shards, as_on_shards, data_spec
+from pipejax._internal.shards import Shards, as_on_shards
 from pipejax._internal.types import CodecStates, Leaf, Tree
 from pipejax.collectives import (
     AllReduce,
     Local,
     ReduceScatterAllGather,
-    Sharded,
     Stages,
     Summands,
     on_first,
     on_own_shards,
-    run,
+    sets_by_axes,
 )
 
 from ._compute import compute
@@ -73,17 +72,22 @@ from ._prediction import KindOf, kinds
 from ._state import Trainable, data_specs
 from ._step import Settings, Step
 from ._update import apply
+from ._zero1_gather import (
+    forms,
+    gather,
+    gathered_dtype,
+    moved,
+    own_pieces,
+    sent_dtype,
+)
 from ._zero1_point import point
 from ._zero1_update import (
     Between,
     after_update,
-    finite_or_zero,
-    gathered_dtype,
     means_of,
     needs_slopes,
     program_of,
     sends_slopes,
-    sent_dtype,
     to_gather,
 )
 
@@ -100,7 +104,7 @@ def zero1_step(settings: Settings) -> Step:
         message=functools.partial(local_message, settings),
         compute=functools.partial(compute, settings, at, begin),
         exchange=functools.partial(_exchange, settings, kind_of),
-        gather=functools.partial(_gather, settings),
+        gather=functools.partial(gather, settings),
         apply=functools.partial(apply, settings),
     )
 
@@ -205,18 +209,18 @@ def _exchange(
     halved, layout = on_shards_of(message, all_reduce), layout_of(message)
     if shards:
         halved, layout = halved.of_one_device(sizes), halved.shard(layout, sizes)
-    forms, times = _forms(settings, whole, partition, sent_dtype), 1
+    sent_forms, times = forms(settings, whole, partition, sent_dtype), 1
     # Codes of 8 bits travel as 32-bit words beside the parameters, in the same
     # collective of each array.
     if sends := sends_slopes(trainable.slopes, behind):
-        codes = [x.update(dtype=_slope_dtype(settings, x)) for x in forms]
-        forms, times = [*forms, *map(word_form, codes * behind)], 1 + behind
-    gather = ReduceScatterAllGather(
+        codes = [x.update(dtype=_slope_dtype(settings, x)) for x in sent_forms]
+        sent_forms, times = [*sent_forms, *map(word_form, codes * behind)], 1 + behind
+    gathering = ReduceScatterAllGather(
         all_reduce,
         shards.data_axes * times,
         gather_codec=settings.gather_codec,
         # Parameters alone, and not their slopes.
-        gather_sets=Sharded(all_reduce, partition.params_inner).sets(sizes),
+        gather_sets=sets_by_axes(partition.params_inner, sizes),
     )
 
     def enter(value: Tree, states: CodecStates) -> tuple[Any, Any]:
@@ -236,7 +240,7 @@ def _exchange(
             for i in range(0, len(gathered), count)
         )
         if settings.gather_codec is not None:
-            anchor = jax.tree.map(_moved, trainable.gathered, anchor)
+            anchor = jax.tree.map(moved, trainable.gathered, anchor)
         slopes = trainable.slopes
         if slopes is not None and sends:
             sent = jax.tree.map(of_words, tuple(codes), slopes.codes)
@@ -258,72 +262,23 @@ def _exchange(
         + Stages((Local(enter),))
         + stages_of(program, partition.devices, silent=halved.silent)
         + Stages((Local(leave),))
-        + on_first(gather.all_gather(forms, name))
+        + on_first(gathering.all_gather(sent_forms, name))
     )
     held = None
     if settings.gather_codec is not None:  # the owners send differences to these
-        held = _pieces(trainable.gathered, shards, settings, partition)
+        held = own_pieces(settings, trainable, partition)
     learned = Trainable(trainable.params, trainable.opt_state, trainable.mean, held)
     start = summands(message), (learned, valid)
     if shards:
-        specs = _specs(settings, message, start, forms, partition)
+        specs = _specs(settings, message, start, sent_forms, partition)
         stages = on_own_shards(stages, *specs)
     # The forward pass is a third of the compute and makes no gradients yet.
     early = 1 / 3 if settings.microbatches == 1 else 0.5
     return Exchange(start, stages, end, early)
 
 
-def _gather(
-    settings: Settings, trainable: Trainable, all_reduce: AllReduce
-) -> Trainable:
-    shards, whole = trainable.shards, trainable.whole_params
-    partition = Partition.of(settings, trainable)
-    forms = _forms(settings, whole, partition, gathered_dtype)
-    stages = ReduceScatterAllGather(all_reduce, shards.data_axes).all_gather(
-        forms, settings.axis_name
-    )
-    if shards:
-        stages = on_own_shards(stages, partition.params_inner, partition.params_inner)
-    leaves, structure = jax.tree.flatten(trainable.params)
-    sent = tuple(x.astype(gathered_dtype(settings, x)) for x in leaves)
-    gathered, _ = run(stages, sent, {})
-    return trainable._replace(gathered=jax.tree.unflatten(structure, gathered))
-
-
 def _slope_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     return CODE if settings.slope_dtype == CODE else leaf.dtype
-
-
-def _forms(
-    settings: Settings,
-    params: optax.Params,
-    partition: Partition,
-    dtype_of: Callable[[Settings, Leaf], DTypeLike],
-) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of the pieces that a device gathers."""
-    pairs = zip(jax.tree.leaves(params), partition.params, strict=True)
-    return [
-        partition.piece(leaf, spec).update(dtype=dtype_of(settings, leaf))
-        for leaf, spec in pairs
-    ]
-
-
-def _pieces(
-    gathered: optax.Params, shards: Shards, settings: Settings, partition: Partition
-) -> optax.Params:
-    """Returns this device's pieces of parameters that every device has."""
-    leaves, structure = jax.tree.flatten(gathered)
-    specs = (data_spec(cut, settings.axis_name) for cut in shards.data_axes)
-    pieces = [
-        partition.devices.piece(leaf, split_of(spec, leaf.ndim))
-        for leaf, spec in zip(leaves, specs, strict=True)
-    ]
-    return jax.tree.unflatten(structure, pieces)
-
-
-def _moved(held: jax.Array, by: jax.Array) -> jax.Array:
-    """Returns a gathered array after a difference."""
-    return (finite_or_zero(held) + by).astype(held.dtype)
 
 
 def _specs(

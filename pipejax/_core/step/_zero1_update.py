@@ -6,16 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
-from jax.typing import DTypeLike
 
 from pipejax._core.message import Message, Reduced, Valid, layout_of, message_of
 from pipejax._core.partitioned import NotElementwiseError, Program, on_partitions
 from pipejax._core.prediction import Kind, Mean, Slopes, anchored
 from pipejax._internal.shards import UNSHARDED
-from pipejax._internal.types import Leaf, Specs, Tree
+from pipejax._internal.types import Specs, Tree
 from pipejax.collectives import Summands
 
-from ._loss import is_floating
 from ._partition import (
     Partition,
     exact_specs,
@@ -27,6 +25,7 @@ from ._prediction import KindOf, update_of
 from ._state import Trainable
 from ._step import Settings
 from ._update import advanced, decided, select
+from ._zero1_gather import difference, gathered_dtype
 
 
 class Between(NamedTuple):
@@ -50,26 +49,6 @@ class Between(NamedTuple):
     squares: jax.Array
     changes: Tree
     passengers: Any
-
-
-def gathered_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
-    """Returns the dtype in which a parameter is gathered."""
-    if settings.compute_dtype is None or not is_floating(leaf):
-        return leaf.dtype
-    return jnp.dtype(settings.compute_dtype)
-
-
-def sent_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
-    """Returns the dtype in which a parameter, or its difference, is sent."""
-    dtype = gathered_dtype(settings, leaf)
-    if settings.gather_codec is None:
-        return dtype
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def finite_or_zero(x: jax.Array) -> jax.Array:
-    """Returns an array with zeros in place of values that no difference can mend."""
-    return jnp.where(jnp.isfinite(x), x, 0)
 
 
 def needs_slopes(kind: Kind, partition: Partition) -> bool:
@@ -182,18 +161,9 @@ def _between(
     if kind is not None and mean is not None and anchors:
         args = kind, update_of(settings), params, learned.opt_state, mean
         anchor, slopes = anchored(*args, valid.behind, settings.slope_dtype)
-    # Rounded first: what the dtype of a gathered array cannot hold would otherwise stay
-    # in its difference, and hide smaller ones from the codec.
     sent = jax.tree.map(lambda x: x.astype(gathered_dtype(settings, x)), anchor)
     if held is not None:
-        sent = jax.tree.map(
-            lambda new, old, p: (
-                new.astype(sent_dtype(settings, p)) - finite_or_zero(old)
-            ),
-            sent,
-            held,
-            params,
-        )
+        sent = jax.tree.map(difference, sent, held)
     return Between(
         learned=learned,
         anchor=sent,

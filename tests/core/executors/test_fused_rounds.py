@@ -21,13 +21,15 @@ def test_rounds_under_way_all_the_time_have_three_programs():
     state = train.init(init_params())
     for batch in batches(10):
         state, _ = train.step(state, batch)
-    kinds = [tuple(kind) for _, kind in train.executor._programs]
-    assert kinds == [
-        (False, False, False),
-        (False, False, True),
-        (True, False, False),
-        (True, True, True),
-    ]
+    programs = train.executor._train.items()
+    kinds = {tuple(kind): program._cache_size() for kind, program in programs}
+    assert kinds == {
+        (False, False, False): 1,
+        (False, False, True): 1,
+        (True, False, False): 1,
+        (True, True, False): 0,
+        (True, True, True): 1,
+    }
 
 
 def test_chunk_travels_beside_the_compute_on_h100():

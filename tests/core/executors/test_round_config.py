@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 import pipejax as pj
-from pipejax._core.executors._round_config import RoundInputs, StepKind, alone, stacked
+from pipejax._core.executors._round_config import Reads, StepKind, alone, stacked
 from pipejax._core.message import Message, Reduced
 from pipejax._core.rounds import ChunkState
 
@@ -17,7 +17,7 @@ def rounds():
     train = pj.make_local_step(
         loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), sync_every=2, overlap_steps=2
     )
-    return train.rounds.rounds
+    return train.rounds.config
 
 
 def test_axis_of_groups_is_added_and_taken_away():
@@ -35,11 +35,12 @@ def test_last_chunk_moves_a_group_and_the_next_round_begins_there():
     outer = optax.sgd(1.0).init(anchor)
     due = ChunkState(anchor, outer, jnp.int32(0), difference, {})
     correction = {"float32": jnp.array([0.5])}
-    given = RoundInputs(due, (correction,), ({"float32": jnp.array([7.0])},), None)
+    reads = Reads((correction,), ({"float32": jnp.array([7.0])},), None)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, None, None)
     summed = Reduced.of(total, jnp.array(True)), {}
     kind = StepKind(exchanges=True, merges=False, begins=True)
-    outcome = rounds().after(kind, stacked(jnp.array([5.0, 0.0])), given, summed)
+    params = stacked(jnp.array([5.0, 0.0]))
+    outcome = rounds().after(kind, params, due, reads, summed)
     assert outcome.due.anchor["float32"] == 2
     assert outcome.due.buffer["float32"] == 2 - (4 - 3)
     assert outcome.arrival is None

@@ -7,6 +7,8 @@ import threading
 import time
 import weakref
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from pipejax._core.executors import Fused, _thread
@@ -188,3 +190,14 @@ def test_submit_in_a_forked_process_is_refused():
     """Its work would wait forever for a thread that is not there."""
     command = [sys.executable, "-W", "ignore", "-c", FORKS]
     assert subprocess.run(command, timeout=60, check=False).returncode == 7
+
+
+def test_jobs_have_the_precision_of_the_caller():
+    owner = CommunicationThread()
+
+    def dtype():
+        return str(jnp.arange(1.0).dtype)
+
+    for x64, wanted in ((True, "float64"), (False, "float32")):
+        with jax.enable_x64(x64):
+            assert owner.submit(dtype).result() == wanted

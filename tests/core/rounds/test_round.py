@@ -139,6 +139,20 @@ def test_group_skips_its_own_step_of_nan():
 
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
+def test_drain_leaves_no_nan_in_the_next_report(executor):
+    train, state, _ = run(optax.sgd(0.1), 2, 3, 1, steps=4, executor=executor)
+    (bad,) = batches(1, size=24, seed=3)
+    bad["x"][0] = np.nan
+    state, _ = train.step(state, bad)
+    state, (report,) = train.drain(state)
+    assert np.isnan(report.loss)
+    for batch in batches(4, size=24):
+        state, info = train.step(state, batch)
+    assert info.arrived
+    assert np.isfinite(info.loss)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
 def test_chunk_with_nan_moves_no_group(executor):
     train, state, _ = run(optax.sgd(0.1), 2, 4, 2, steps=4, executor=executor)
     first, last = state.own.buffer

@@ -135,7 +135,8 @@ def test_both_executors_have_the_same_bits(width, name):
     assert_bits_equal(losses, others)
 
 
-def test_devices_of_groups_gather_the_same_bits():
+def groups():
+    """Returns a mesh of two groups of two devices, and parameters that they shard."""
     types = (AxisType.Auto,) * 2
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=types)
     split = {"up": P(None, "model"), "bias": P("model"), "down": P("model")}
@@ -143,6 +144,11 @@ def test_devices_of_groups_gather_the_same_bits():
         name: jax.device_put(x, NamedSharding(mesh, split.get(name, P())))
         for name, x in params().items()
     }
+    return mesh, placed
+
+
+def test_devices_of_groups_gather_the_same_bits():
+    mesh, placed = groups()
     found = {}
     for codec in (None, codecs.int8(8)):
         train = pj.make_train_step(
@@ -169,13 +175,7 @@ def test_devices_of_groups_gather_the_same_bits():
 
 
 def test_frozen_parameters_of_groups_are_gathered_with_the_others():
-    types = (AxisType.Auto,) * 2
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=types)
-    split = {"up": P(None, "model"), "bias": P("model"), "down": P("model")}
-    placed = {
-        name: jax.device_put(x, NamedSharding(mesh, split.get(name, P())))
-        for name, x in params().items()
-    }
+    mesh, placed = groups()
     labels = {name: "frozen" if name == "bias" else "trained" for name in placed}
     tx = optax.partition(
         {"frozen": optax.set_to_zero(), "trained": optax.adamw(1e-2)}, labels
