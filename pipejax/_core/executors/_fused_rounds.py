@@ -129,7 +129,7 @@ class FusedRounds:
             summed = exchange.finish(value, after, before)
         else:
             trained = compute(*args)
-        params = trained.local.trainable.params
+        params = kind.params_of(trained.local)
         outcome = self.config.after(kind, params, moves.due, reads, summed)
         trained = trained._replace(local=with_params(trained.local, outcome.params))
         return trained, outcome._replace(params=None)

@@ -74,8 +74,7 @@ class HostRounds:
         self._own_collectives.check(program, *taken)
         trained, outcome = program(*taken), Outcome()
         if any(kind):
-            moved = kind.merges or kind.begins
-            params = trained.local.trainable.params if moved else None
+            params = kind.params_of(trained.local)
             args = kind, params, moves.due, reads, pending
             outcome = self.exchange(*args, dispatched=trained.info)
         trained = trained._replace(local=with_params(trained.local, outcome.params))

@@ -40,6 +40,11 @@ class StepKind(NamedTuple):
     merges: bool = False
     begins: bool = False
 
+    def params_of(self, local: Common) -> optax.Params | None:
+        """Returns the parameters of groups, or `None` where they are not needed."""
+        needed = self.merges or self.begins
+        return local.trainable.params if needed else None
+
 
 TRAINS = StepKind()
 EXCHANGES = StepKind(exchanges=True)
@@ -152,7 +157,7 @@ class RoundConfig:
     ) -> Outcome:
         """Returns what one group makes of a chunk that has been summed.
 
-        `params` are needed only if groups merge, or a round begins.
+        `params` are `kind.params_of` the group.
         """
         params, moved = alone(params), None
         buffer = arrival = None

@@ -201,8 +201,7 @@ class Rounds:
 
     def _exchange(self, state: LocalState, kind: StepKind) -> Outcome:
         moves, reads = _parted(state, kind)
-        moved = kind.merges or kind.begins
-        params = moves.local.trainable.params if moved else None
+        params = kind.params_of(moves.local)
         return self.executor.exchange(kind, params, moves.due, reads, _pending(state))
 
     def _codec_states(self, chunk: Chunk) -> Any:
