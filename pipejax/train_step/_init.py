@@ -68,16 +68,16 @@ class Plan(NamedTuple):
       make: Function from the given arrays to the state.
       specs: Partition specs of the given arrays, over inner axes.
       shapes: The state as `jax.ShapeDtypeStruct`s with shardings.
+      message: The shapes of the message of one device or group.
     """
 
     make: Callable[[Arguments], PipelineState]
     specs: Arguments
     shapes: PipelineState
+    message: Message
 
 
-def initial(
-    config: StepConfig, arguments: Arguments, inputs: Inputs | None
-) -> PipelineState:
+def initial(config: StepConfig, arguments: Arguments, plan: Plan) -> PipelineState:
     """Lays out the state, with nothing in flight and without codec states.
 
     On several processes, placing the arrays is a collective, so no other collective may
@@ -90,7 +90,6 @@ def initial(
             " traced array does not say how it is sharded; got a trace. For the shapes"
             " and shardings of the state, call `train.abstract_state(params, ...)`."
         )
-    plan = planned(config, arguments, inputs)
     shardings = jax.tree.map(lambda shape: shape.sharding, plan.shapes)
     delayed = config.step.settings.delayed
     if delayed is not None and config.mesh.is_multi_process and not is_traced():
@@ -122,7 +121,7 @@ def planned(config: StepConfig, arguments: Arguments, inputs: Inputs | None) -> 
     # With a sharded optimizer, the form of the message decides how the state is split.
     shards = config.step.layout(forms.params, shards, like, config.mesh)
     make = _maker(config, forms, like, shards)
-    return Plan(make, _specs_of(forms, shards), _shapes(config, make, forms))
+    return Plan(make, _specs_of(forms, shards), _shapes(config, make, forms), like)
 
 
 def _check_optimizer(config: StepConfig, arguments: Arguments) -> None:

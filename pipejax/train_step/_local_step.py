@@ -6,29 +6,18 @@ from typing import Any
 import jax
 import optax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
-from pipejax._core.checks import (
-    check_arrays,
-    check_batch,
-    check_keys,
-    check_opt_state,
-    check_params,
-)
-from pipejax._core.executors import FusedRounds, HostRounds, Rounds, join
-from pipejax._core.message import Passengers
+from pipejax._core.executors import FusedRounds, HostRounds, Rounds, StepConfig, join
 from pipejax._core.rounds import Arrival, LocalState, RoundInfo
-from pipejax._core.step import Inputs, InputSpecs, inputs_over
-from pipejax._internal.mesh import without_mesh
-from pipejax._internal.shards import UNSHARDED
+from pipejax._core.step import Inputs, common_of
+from pipejax._internal.mesh import AxisName, without_mesh
 from pipejax._internal.types import Tree
 
-from ._feed import check_global, data_sharding, global_batch, laid_out, plain_batch
-from ._replicate import placed
-
-_INNER = (
-    "Give the state of the inner optimizer, or leave it out to begin with a new one."
-)
+from ._feed import check_global, data_sharding, global_batch, plain_batch
+from ._finite import check_model_state
+from ._init import Arguments, initial, planned
+from ._inputs import inputs_on_mesh
+from ._shared import check_overwritten, compare_once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,6 +32,8 @@ class LocalTrainStep:
     """
 
     rounds: Rounds
+    # "shared" once processes have compared what their losses share.
+    _checked: set[Any] = dataclasses.field(default_factory=set)
 
     @without_mesh()
     def init(
@@ -53,39 +44,73 @@ class LocalTrainStep:
         rng: Any = None,
         opt_state: optax.OptState | None = None,
         batch: Any = None,
+        shared: Any = None,
     ) -> LocalState:
         """Makes the state before the first step, in which all groups are the same.
 
         Args:
-          params: Pytree of floating arrays.
+          params: Pytree of floating arrays. On a mesh with inner axes, each keeps the
+            `NamedSharding` that it comes with.
           model_state: As for `TrainStep.init`.
           rng: As for `TrainStep.init`. Every group gets keys of its own.
           opt_state: State of the inner optimizer to continue from, such as that of a
             synchronous warm-up. All groups begin with it. `None` makes a new one.
           batch: One batch, as arrays or shapes, if `loss_fn` returns metrics or a
             weight.
+          shared: As for `step`, if `loss_fn` takes it and `batch` is given.
 
         Returns:
           A `LocalState`, which holds copies.
 
         Raises:
-          ValueError: If an argument cannot be used, or `opt_state` does not fit.
+          ValueError: As for `TrainStep.init`.
         """
-        check_params(params)
-        check_arrays("model_state", model_state)
-        check_keys(rng)
-        if opt_state is not None:
-            tx = self.rounds.config.inner.step.settings.tx
-            check_opt_state(tx, params, opt_state, "opt_state", _INNER)
-        report = self._report(params, model_state, rng, batch)
         join()  # Only one thread may launch collectives.
-        given = {"params": params, "model_state": model_state, "rng": rng}
-        given["opt_state"] = opt_state
-        arrays = placed(given, jax.tree.map(lambda _: P(), given), self.mesh)
-        return self.rounds.init(**arrays, report=report)
+        arguments = Arguments(params, model_state, rng, opt_state)
+        inputs = self._example(batch, shared)
+        plan = planned(self._config, arguments, inputs)
+        state = initial(self._config, arguments, plan)
+        check_model_state(self._config, state, inputs)
+        return self.rounds.init(common_of(state), plan.message.passengers)
 
     @without_mesh()
-    def step(self, state: LocalState, batch: Tree) -> tuple[LocalState, RoundInfo]:
+    def abstract_state(
+        self,
+        params: optax.Params,
+        *,
+        model_state: Any = None,
+        rng: Any = None,
+        opt_state: optax.OptState | None = None,
+        batch: Any = None,
+        shared: Any = None,
+    ) -> LocalState:
+        """Returns the shapes, dtypes and shardings of the state that `init` makes.
+
+        Nothing is computed or placed, so the devices of the mesh need not be attached.
+
+        Args:
+          params: Parameters, as arrays or shapes. Those that have a sharding keep it.
+          model_state: As for `init`, or shapes.
+          rng: As for `init`, or shapes.
+          opt_state: As for `init`, or shapes.
+          batch: As for `init`.
+          shared: As for `init`.
+
+        Returns:
+          A `LocalState` in which shapes stand for arrays.
+
+        Raises:
+          ValueError: As in `init`, for what does not depend on values.
+        """
+        arguments = Arguments(params, model_state, rng, opt_state)
+        plan = planned(self._config, arguments, self._example(batch, shared))
+        common, report = common_of(plan.shapes), plan.message.passengers
+        return self.rounds.init(common, report, abstract=True)
+
+    @without_mesh()
+    def step(
+        self, state: LocalState, batch: Tree, shared: Tree = None
+    ) -> tuple[LocalState, RoundInfo]:
         """Takes a step of every group with its share of the batch.
 
         Beside it, a chunk of the last round is exchanged, if one is left.
@@ -94,31 +119,41 @@ class LocalTrainStep:
           state: State that `init`, `step` or `drain` returned.
           batch: Pytree of arrays whose leading axis is the global batch, as for
             `TrainStep.step`.
+          shared: As for `TrainStep.step`.
 
         Returns:
           The next state, and a `RoundInfo`.
 
         Raises:
-          ValueError: If the batch does not divide, or the state is of a local step with
-            other rounds or groups.
+          ValueError: If the batch does not divide, if an array of `shared` is split
+            over the groups, or if the state is of a local step with other rounds or
+            groups.
         """
         self.rounds.check(state)
-        return self.rounds.step(state, self._inputs(batch))
+        check_overwritten(shared, state, donate=self._config.donate)
+        batch = plain_batch(batch)
+        check_global(batch, self.mesh)
+        inputs = inputs_on_mesh(self._config, batch, shared)
+        compare_once(inputs.shared, self._config, self._checked)
+        return self.rounds.step(state, inputs)
 
     @without_mesh()
-    def batch(self, local: Any) -> Any:
+    def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:
         """Makes the global batch of which this process has the part `local`.
 
         Args:
           local: Pytree of arrays, as for `TrainStep.batch`.
+          axis_name: As for `TrainStep.batch`: with `("host", "device")`, the devices of
+            a group split its share.
 
         Returns:
           The same pytree of global `jax.Array`s, with one share on each device.
 
         Raises:
-          ValueError: If the part does not divide among the devices of this process.
+          ValueError: If the part does not divide among the devices of this process, or
+            if `axis_name` does not begin with the axes of the groups.
         """
-        return global_batch(local, data_sharding(self.rounds.config.inner, None))
+        return global_batch(local, data_sharding(self._config, axis_name))
 
     def join(self) -> None:
         """Waits until no exchange is under way; what has not arrived stays in flight.
@@ -145,12 +180,15 @@ class LocalTrainStep:
         return self.rounds.drain(state)
 
     @without_mesh()
-    def lower(self, state: LocalState, batch: Tree) -> jax.stages.Lowered:
+    def lower(
+        self, state: LocalState, batch: Tree, shared: Tree = None
+    ) -> jax.stages.Lowered:
         """Lowers the program of a step that exchanges a chunk, without running it.
 
         Args:
           state: State, or its shapes.
           batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
+          shared: As for `step`, or shapes.
 
         Returns:
           The `jax.stages.Lowered`. With `overlap_steps=0`, it is that of a step inside
@@ -159,7 +197,8 @@ class LocalTrainStep:
         Raises:
           ValueError: As in `step`.
         """
-        return self.rounds.lower(state, self._inputs(batch))
+        inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
+        return self.rounds.lower(state, inputs)
 
     @property
     def executor(self) -> FusedRounds | HostRounds:
@@ -169,26 +208,14 @@ class LocalTrainStep:
     @property
     def mesh(self) -> Mesh:
         """Returns the mesh of devices."""
-        return self.rounds.config.inner.mesh
+        return self._config.mesh
 
-    def _inputs(self, batch: Tree) -> Inputs:
-        config, batch = self.rounds.config.inner, plain_batch(batch)
-        check_global(batch, config.mesh)
-        check_batch(batch, config.devices, config.step.settings.microbatches)
-        return Inputs(laid_out(batch, config)[0], None, InputSpecs())
+    @property
+    def _config(self) -> StepConfig:
+        return self.rounds.config.inner
 
-    def _report(
-        self, params: optax.Params, model_state: Any, rng: Any, batch: Any
-    ) -> Passengers:
-        """Returns the form of what a step reports."""
-        config = self.rounds.config.inner
+    def _example(self, batch: Any, shared: Any) -> Inputs | None:
+        """Returns the inputs that show the form of a state, if there are any."""
         if batch is None:
-            shapes = config.empty_messages(params, model_state, UNSHARDED)
-            return shapes[0].passengers
-        inputs = inputs_over(config.axis_name)
-        local = config.on_mesh(
-            lambda *args: config.step.message(*args)[0].passengers,
-            (P(), P(), P(), inputs),
-            P(),
-        )
-        return jax.eval_shape(local, params, model_state, rng, self._inputs(batch))
+            return None
+        return inputs_on_mesh(self._config, plain_batch(batch), shared)

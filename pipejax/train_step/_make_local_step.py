@@ -19,7 +19,7 @@ from pipejax._core.checks import (
 )
 from pipejax._core.executors import RoundConfig, Rounds, StepConfig
 from pipejax._core.step import Loss, Settings, replicated_step
-from pipejax._internal.mesh import AxisName, inner_axes
+from pipejax._internal.mesh import AxisName, explicit_axes
 from pipejax._internal.threads import check_threads
 from pipejax.collectives import AllReduce, psum
 
@@ -66,7 +66,9 @@ def make_local_step(
     Args:
       loss_fn: As for `make_train_step`.
       tx: The inner optimizer, any Optax transformation.
-      mesh: Devices, each of which is a group.
+      mesh: Devices. Along `axis_name`, each is a group. If the mesh has more axes, all
+        devices at one place along `axis_name` are a group, whose compute XLA splits:
+        they divide the batch, or shard the model (docs/local_steps.md).
       outer_tx: The outer optimizer, which works element by element, such as
         `optax.sgd(0.7, momentum=0.9, nesterov=True)`. `None` is the mean of the groups,
         `optax.sgd(1.0)`.
@@ -74,8 +76,7 @@ def make_local_step(
       overlap_steps: Number of steps V that hide an exchange, from 0 to H.
       microbatches: As for `make_train_step`.
       compute_dtype: As for `make_train_step`.
-      axis_name: Mesh axis of the groups, or a tuple of axes, which must be all axes of
-        the mesh. Every device along them is a group.
+      axis_name: Mesh axis of the groups, or a tuple of axes.
       donate: Whether a step or a drain may overwrite what groups train, and the chunks
         that it exchanges, in the state that it is given, which must not be used again.
       all_reduce: Algorithm that sums the chunks, with its codec, which keeps a state
@@ -116,11 +117,6 @@ def make_local_step(
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)
     check_threads(mesh)
-    if inner := inner_axes(mesh, axis_name):
-        raise ValueError(
-            "`mesh` must have no other axes than `axis_name` for local steps, got"
-            f" {inner}. Each device is a group of its own."
-        )
     every = check_count("sync_every", sync_every, 1)
     overlap = check_count("overlap_steps", overlap_steps, 0)
     if overlap > every:
@@ -132,6 +128,7 @@ def make_local_step(
         loss_fn=loss_fn,
         tx=check_tx(tx),
         axis_name=axis_name,
+        explicit=explicit_axes(mesh, axis_name),
         branches=mesh.devices.flat[0].platform == "cpu",
         microbatches=check_count("microbatches", microbatches, 1),
         compute_dtype=check_floating("compute_dtype", compute_dtype),

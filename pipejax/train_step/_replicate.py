@@ -1,4 +1,4 @@
-"""ChunkState the same arrays in all groups of devices, and checks that they are."""
+"""Places the same arrays in all groups of devices, and checks that they are."""
 
 import hashlib
 from typing import Any
@@ -23,7 +23,7 @@ from pipejax._internal.types import Leaf
 def placed(
     arguments: dict[str, Any], specs: dict[str, Any], mesh: Mesh
 ) -> dict[str, Any]:
-    """ChunkState arrays on the mesh: in every group the same, split over inner axes.
+    """Places arrays on the mesh: in every group the same, split over inner axes.
 
     On several processes this is a collective, so no other collective may be under way.
     While tracing, the arrays of the processes are not compared.

@@ -1,4 +1,4 @@
-"""ChunkState the inputs that all devices share, and checks that they are equal."""
+"""Places the inputs that all devices share, and checks that they are equal."""
 
 import functools
 from typing import Any
@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.checks import check_arrays, is_array
-from pipejax._core.executors import StepConfig
-from pipejax._core.step import PipelineState, is_deleted
+from pipejax._core.checks import check_arrays
+from pipejax._core.executors import StepConfig, join
+from pipejax._core.step import is_deleted
 from pipejax._internal.keys import as_numbers
 from pipejax._internal.mesh import axes, inner_axes, is_attached
 from pipejax._internal.shards import inner_specs, over
@@ -36,16 +36,16 @@ def shared_on_mesh(shared: Tree, config: StepConfig) -> tuple[Tree, tuple[P, ...
     return placed, inner_specs("shared", placed, mesh, axis_name)
 
 
-def check_overwritten(shared: Tree, state: PipelineState, *, donate: bool) -> None:
+def check_overwritten(shared: Tree, state: Tree, *, donate: bool) -> None:
     """Raises a `ValueError` for an array that a step has overwritten, or that it may.
 
     With `donate`, a step may overwrite the arrays of `state`.
     """
     if shared is None:
         return
+    leaves = jax.tree.leaves(state) if donate else []
     # While traced, the program around the step says what is donated.
-    donates = donate and is_array(state.step)
-    own = set(map(id, jax.tree.leaves(state))) if donates else set()
+    own = {id(leaf) for leaf in leaves if not isinstance(leaf, jax.core.Tracer)}
     for path, leaf in jax.tree_util.tree_leaves_with_path(shared):
         if is_deleted(leaf) or id(leaf) in own:
             raise ValueError(
@@ -57,16 +57,22 @@ def check_overwritten(shared: Tree, state: PipelineState, *, donate: bool) -> No
             )
 
 
-def check_same_everywhere(shared: Tree, config: StepConfig) -> None:
+def compare_once(shared: Tree, config: StepConfig, checked: set[Any]) -> None:
     """Raises a `ValueError` if an array differs between processes or groups.
 
-    This is a collective, so no other collective may be under way.
+    Arrays are compared in the first step that has any, and `checked` then says so.
     """
+    leaves = jax.tree.leaves(shared)
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    if not leaves or traced or "shared" in checked:
+        return
+    join()  # Only one thread may launch collectives.
     named = {"shared": shared}
     if config.mesh.is_multi_process:
         check_same(named, "train.step")
     if inner_axes(config.mesh, config.axis_name):
         check_same_in_groups(named, config)
+    checked.add("shared")
 
 
 def _on_mesh(mesh: Mesh, data: tuple[str, ...], path: Any, leaf: Leaf) -> Leaf:

@@ -24,7 +24,6 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.checks import check_batch
 from pipejax._core.executors import (
     Executor,
     Fused,
@@ -38,8 +37,6 @@ from pipejax._core.executors import (
 )
 from pipejax._core.message import at_width_1
 from pipejax._core.step import (
-    Inputs,
-    InputSpecs,
     PipelineState,
     Settings,
     StepInfo,
@@ -59,13 +56,13 @@ from ._feed import (
     check_global,
     data_sharding,
     global_batch,
-    laid_out,
     least_of_all_processes,
     plain_batch,
 )
 from ._finite import check_model_state
 from ._init import Arguments, initial, planned
-from ._shared import check_overwritten, check_same_everywhere, shared_on_mesh
+from ._inputs import inputs_on_mesh
+from ._shared import check_overwritten, compare_once
 from ._transfers import transfers_of
 
 
@@ -143,8 +140,9 @@ class TrainStep:
         arguments = Arguments(params, model_state, rng, opt_state)
         inputs = None
         if batch is not None:
-            inputs = self._inputs(plain_batch(batch), shared)
-        state = initial(self.config, arguments, inputs)
+            inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
+        plan = planned(self.config, arguments, inputs)
+        state = initial(self.config, arguments, plan)
         check_model_state(self.config, state, inputs)
         states = codec_states(self.phases, self.executor.reduction_mesh, state)
         in_flight = state.in_flight._replace(codec_states=states)
@@ -194,7 +192,7 @@ class TrainStep:
         arguments = Arguments(params, model_state, rng, opt_state)
         inputs = None
         if batch is not None:
-            inputs = self._inputs(plain_batch(batch), shared)
+            inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
         state = planned(self.config, arguments, inputs).shapes
         mesh = self.executor.reduction_mesh
         states = codec_states(self.phases, mesh, state, abstract=True)
@@ -234,8 +232,8 @@ class TrainStep:
         check_overwritten(shared, state, donate=self.config.donate)
         batch, phase = plain_batch(batch), self._phase(state.calls)
         check_global(batch, self.mesh)
-        inputs = self._inputs(batch, shared)
-        self._compare(inputs.shared)
+        inputs = inputs_on_mesh(self.config, batch, shared)
+        compare_once(inputs.shared, self.config, self._checked)
         if state.calls is not None:
             state = state._replace(calls=state.calls + np.int32(1))
         queue, alone = state.in_flight, self.phases[phase].width != self.width
@@ -368,7 +366,9 @@ class TrainStep:
           ValueError: As in `step`.
         """
         self._check(state)
-        return self.executor.lower(state, self._inputs(plain_batch(batch), shared))
+        return self.executor.lower(
+            state, inputs_on_mesh(self.config, plain_batch(batch), shared)
+        )
 
     @without_mesh()
     def transfers(
@@ -388,7 +388,7 @@ class TrainStep:
           follow.
         """
         self._check(state)
-        inputs = self._inputs(plain_batch(batch), shared)
+        inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
         return transfers_of(self.config, state, inputs)
 
     @without_mesh()
@@ -413,7 +413,7 @@ class TrainStep:
           ValueError: As in `step`.
         """
         self._check(state)
-        inputs = self._inputs(plain_batch(batch), shared)
+        inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
         in_flight = state.in_flight._replace(codec_states={})
         return ready_after(self.config, common_of(state), in_flight, inputs)
 
@@ -502,22 +502,6 @@ class TrainStep:
     def axis_name(self) -> AxisName:
         """Returns the mesh axis of the data, or a tuple of axes."""
         return self.config.axis_name
-
-    def _inputs(self, batch: Tree, shared: Tree) -> Inputs:
-        """Checks the inputs of a step, and lays them out on the mesh."""
-        check_batch(batch, self.config.devices, self.settings.microbatches)
-        batch, of_batch = laid_out(batch, self.config)
-        shared, of_shared = shared_on_mesh(shared, self.config)
-        return Inputs(batch, shared, InputSpecs(of_batch, of_shared))
-
-    def _compare(self, shared: Tree) -> None:
-        """Compares what all devices share between processes, in the first step."""
-        leaves = jax.tree.leaves(shared)
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        if leaves and not traced and "shared" not in self._checked:
-            self.join()  # Only one thread may launch collectives.
-            check_same_everywhere(shared, self.config)
-            self._checked.add("shared")
 
     def _check(self, state: PipelineState) -> None:
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))

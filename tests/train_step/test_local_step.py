@@ -1,5 +1,6 @@
 """Tests what a local step is given: metrics, weights, keys, and bad batches."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +48,30 @@ def test_groups_get_keys_of_their_own():
     state, first = train.step(state, same)
     _, second = train.step(state, same)
     assert len({*first.local_loss.tolist(), *second.local_loss.tolist()}) == 8
+
+
+def distilled(params, batch, *, shared):
+    return loss_fn(params, batch) * shared["scale"] + shared["shift"].sum()
+
+
+def test_all_groups_get_shared_inputs():
+    data, shift = batches(4), np.arange(3, dtype=np.float32)
+    train, plain = made(distilled), made(loss_fn)
+    state, wanted = train.init(init_params()), plain.init(init_params())
+    for batch in data:
+        shared = {"scale": 1.0, "shift": shift}
+        state, info = train.step(state, batch, shared)
+        wanted, other = plain.step(wanted, batch)
+        np.testing.assert_allclose(info.local_loss, other.local_loss + 3, rtol=1e-5)
+    chex.assert_trees_all_close(state.params, wanted.params, rtol=1e-4, atol=1e-6)
+
+
+def test_shared_array_of_a_donated_state_is_refused():
+    train = made(distilled, donate=True)
+    state = train.init(init_params())
+    shared = {"scale": 1.0, "shift": state.local.trainable.params["bias"]}
+    with pytest.raises(ValueError, match="`shared` must hold no array of a state"):
+        train.step(state, batches(1)[0], shared)
 
 
 def test_batch_of_another_number_of_groups_is_refused():

@@ -1,6 +1,5 @@
 """Tests that arguments of `make_local_step` are checked."""
 
-import jax
 import optax
 import pytest
 
@@ -30,9 +29,3 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         pj.make_local_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), **settings)
-
-
-def test_groups_of_several_devices_are_refused():
-    mesh = jax.make_mesh((2, 2), ("data", "fsdp"))
-    with pytest.raises(ValueError, match="no other axes than `axis_name`"):
-        pj.make_local_step(loss_fn, optax.sgd(0.1), mesh=mesh)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Exchange, averaging
-from pipejax._core.rounds import ChunkState, Pending, message_of
+from pipejax._core.rounds import ChunkState, Pending
 from pipejax._core.step import Inputs, inputs_over
 
 from ._interleave import interleave
@@ -148,5 +148,5 @@ class FusedRounds:
         return self.config.after(kind, params, due, reads, summed)
 
     def _sum(self, due: ChunkState, reads: Reads) -> Exchange:
-        config, message = self.config.inner, message_of(due.buffer, reads.sent)
+        config, message = self.config.inner, self.config.message(due.buffer, reads.sent)
         return averaging(message, jnp.array(True), config.sums_by, config.axis_name)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Passengers, Reduced, valid_at_once
-from pipejax._core.rounds import Chunk, ChunkState, Pending, message_of
+from pipejax._core.rounds import Chunk, ChunkState, Pending
 from pipejax._core.step import Inputs, inputs_over
 from pipejax._internal.structures import identical
 from pipejax._internal.types import CodecStates, Tree
@@ -112,7 +112,7 @@ class HostRounds:
             return self._sum(*args)
 
         def begun(chunk: Chunk, states: CodecStates) -> BegunChunk:
-            message = message_of(chunk, pending.sent)
+            message = self.config.message(chunk, pending.sent)
             result = submit(exchange, None, message, states, valid_at_once())
             return BegunChunk(chunk, states, pending.sent, result)
 

@@ -14,14 +14,18 @@ from pipejax._core.rounds import (
     Arrival,
     Chunk,
     ChunkState,
+    Form,
     LocalInfo,
     arrived,
     differences,
     inner_step,
     merged,
+    message_of,
     reporting,
 )
 from pipejax._core.step import Common, Inputs, info_of
+from pipejax._internal.mesh import inner_axes
+from pipejax._internal.shards import UNSHARDED, Shards
 from pipejax._internal.types import CodecStates, Tree
 
 from ._config import StepConfig
@@ -75,11 +79,13 @@ class Reads(NamedTuple):
       corrections: Those of all chunks but the last, if groups merge.
       anchors: All chunks of the anchor but the one that is due, if a round begins.
       sent: The report that travels with the chunk that is due.
+      form: The form of the parameters. It has no leaves.
     """
 
     corrections: tuple[Chunk, ...]
     anchors: tuple[Chunk, ...]
     sent: Passengers
+    form: Form
 
 
 class Trained(NamedTuple):
@@ -135,6 +141,19 @@ class RoundConfig:
         """Returns the number of chunks of an exchange."""
         return max(1, self.overlap_steps)
 
+    @property
+    def chunk_spec(self) -> P:
+        """Returns how the devices of a group divide a chunk, over inner axes."""
+        inner = inner_axes(self.inner.mesh, self.inner.axis_name)
+        return P(inner) if inner else P()
+
+    def message(self, chunk: Chunk, report: Passengers | None) -> Message:
+        """Returns the message of a chunk, with the report of its round."""
+        shards, inner = UNSHARDED, inner_axes(self.inner.mesh, self.inner.axis_name)
+        if inner:
+            shards = Shards(params=(self.chunk_spec,) * len(chunk), inner=inner)
+        return message_of(chunk, report, shards)
+
     def train(
         self, kind: StepKind, local: Common, reported: Passengers, inputs: Inputs
     ) -> Trained:
@@ -164,12 +183,12 @@ class RoundConfig:
         if due is not None and summed is not None:
             due = arrived(self.outer_tx, due, *summed, self.inner.devices)
             if kind.merges:
-                params = merged(params, (*reads.corrections, due.buffer))
+                params = merged(reads.form, params, (*reads.corrections, due.buffer))
                 total, moved = summed[0].sum.passengers.values, stacked(params)
                 arrival = self.arrival(total, reads.sent, due.refused)
         if kind.begins:
             last = () if due is None else (due.anchor,)
-            buffer = differences((*reads.anchors, *last), params)
+            buffer = differences(reads.form, (*reads.anchors, *last), params)
         return Outcome(moved, due, buffer, arrival)
 
     def arrival(
@@ -195,7 +214,7 @@ class RoundConfig:
         due = ChunkState(whole, whole, whole, own, own) if kind.exchanges else None
         return (
             Moves(own, own, due),
-            Reads(own, whole, own),
+            Reads(own, whole, own, whole),
             Trained(own, own, own, own, whole),
             Outcome(own, due, own, whole),
         )

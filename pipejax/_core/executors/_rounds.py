@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Passengers
+from pipejax._core.message import Passengers
 from pipejax._core.rounds import (
     Arrival,
     Chunk,
@@ -21,11 +21,10 @@ from pipejax._core.rounds import (
     Position,
     RoundInfo,
     Shared,
-    chunked,
 )
-from pipejax._core.step import Common, Inputs, Trainable
-from pipejax._internal.structures import restructured
-from pipejax._internal.types import Keys, ModelState
+from pipejax._core.step import Common, Inputs, inner_state_specs
+from pipejax._internal.mesh import auto_mesh
+from pipejax._internal.shards import of_all_groups, optimizer_specs
 
 from ._choose import choose_rounds
 from ._codec_states import codec_states_of
@@ -69,43 +68,44 @@ class Rounds:
             self._chosen.append(choose_rounds(self.asked, self.config))
         return self._chosen[-1]
 
-    def init(
-        self,
-        params: optax.Params,
-        model_state: ModelState,
-        rng: Keys,
-        opt_state: optax.OptState | None,
-        report: Passengers,
-    ) -> LocalState:
-        """Returns the state in which all groups begin at the same parameters."""
-        config, form = self.config.inner, Form(params)
+    def init(self, common: Common, report: Any, *, abstract: bool = False) -> Any:
+        """Returns the state in which all groups begin with what is common to them.
 
-        def local(
-            params: optax.Params,
-            model_state: ModelState,
-            rng: Keys,
-            opt_state: optax.OptState | None,
-        ) -> tuple[Shared, GroupState]:
-            new = config.step.settings.tx.init(params)
-            given = new if opt_state is None else restructured(opt_state, new)
-            trainable = Trainable(params, jax.tree.map(jnp.asarray, given))
+        Args:
+          common: What a group trains, with its counters and keys, or the shapes.
+          report: The form of what a step reports.
+          abstract: Whether to return shapes with shardings in place of arrays.
+
+        Returns:
+          A `LocalState`.
+        """
+        config = self.config.inner
+        own: Any = P(config.axis_name)
+        trained = common.trainable.params
+        form = Form.of(trained, common.shards.params, config.mesh, config.axis_name)
+
+        def local(common: Common) -> tuple[Shared, GroupState]:
             zero = jnp.zeros((), jnp.int32)
-            anchor = chunked(params, self.config.chunks)
+            anchor = form.chunked(common.trainable.params, self.config.chunks)
             empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), report)
-            own = GroupState(
-                local=stacked(Common(trainable, model_state, rng, zero, zero)),
+            group = GroupState(
+                local=stacked(common),
                 buffer=jax.tree.map(jnp.zeros_like, anchor),
                 reported=empty,
                 sent=jax.tree.map(jnp.copy, empty),
                 codec_states=(),
             )
             outer = tuple(map(self.config.outer_tx.init, anchor))
-            return Shared(anchor, outer, zero, form), own
+            return Shared(anchor, outer, zero, form), group
 
-        own: Any = P(config.axis_name)
-        made = jax.jit(config.on_mesh(local, (P(),) * 4, (P(), own)))
-        shared, group = made(params, model_state, rng, opt_state)
-        states = tuple(map(self._codec_states, shared.anchor))
+        program = config.on_mesh(local, P(), (P(), own))
+        shapes = jax.eval_shape(program, common)
+        shardings = self._shardings(common, *shapes)
+        if abstract:
+            shared, group = jax.tree.map(_lying, shapes, shardings)
+        else:
+            shared, group = jax.jit(program, out_shardings=shardings)(common)
+        states = tuple(self._codec_states(x, abstract) for x in shapes[0].anchor)
         group = group._replace(codec_states=states)
         return LocalState(shared, group, Position.at(0, 0))
 
@@ -204,10 +204,38 @@ class Rounds:
         params = kind.params_of(moves.local)
         return self.executor.exchange(kind, params, moves.due, reads, _pending(state))
 
-    def _codec_states(self, chunk: Chunk) -> Any:
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
+    def _codec_states(self, chunk: Chunk, abstract: bool) -> Any:
+        like = self.config.message(chunk, None)
         config = self.config.inner.at(self.executor.reduction_mesh)
-        return codec_states_of(config, Message(like))
+        return codec_states_of(config, like, abstract=abstract)
+
+    def _shardings(self, common: Common, shared: Shared, group: GroupState) -> Any:
+        """Returns where each array of a state lies on the mesh."""
+        config, axis = self.config.inner, self.config.inner.axis_name
+        mesh, part = auto_mesh(config.mesh), self.config.chunk_spec
+
+        def lying(spec: P, tree: Any) -> Any:
+            return jax.tree.map(lambda _: NamedSharding(mesh, spec), tree)
+
+        def of_group(_: Any, spec: P) -> NamedSharding:
+            return NamedSharding(mesh, P(axis, *spec))
+
+        def of_outer(chunk: Chunk, state: Any) -> Any:
+            specs = optimizer_specs(state, chunk, (part,) * len(chunk))
+            return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), state, specs)
+
+        whole = lying(P(), shared._replace(anchor=(), outer=()))
+        own = lying(P(axis), group._replace(local=common, buffer=()))
+        return (
+            whole._replace(
+                anchor=lying(part, shared.anchor),
+                outer=tuple(map(of_outer, shared.anchor, shared.outer)),
+            ),
+            own._replace(
+                local=jax.tree.map(of_group, common, inner_state_specs(common)),
+                buffer=lying(of_all_groups(part, axis), group.buffer),
+            ),
+        )
 
     @functools.cached_property
     def _scaled(self) -> jax.stages.Wrapped:
@@ -219,7 +247,8 @@ class Rounds:
         config, own = self.config.inner, P(self.config.inner.axis_name)
 
         def local(shared: Shared, report: Passengers) -> tuple[Any, Passengers]:
-            return stacked(shared.params), jax.tree.map(jnp.zeros_like, report)
+            params = shared.form.whole(shared.anchor)
+            return stacked(params), jax.tree.map(jnp.zeros_like, report)
 
         return jax.jit(config.on_mesh(local, (P(), own), own))
 
@@ -246,6 +275,7 @@ def _parted(state: LocalState, kind: StepKind) -> tuple[Moves, Reads]:
         corrections=own.buffer[:-1] if kind.merges else (),
         anchors=others if kind.begins else (),
         sent=own.sent,
+        form=shared.form,
     )
     return Moves(own.local, own.reported, due), reads
 
@@ -274,6 +304,10 @@ def _applied(state: LocalState, outcome: Outcome) -> LocalState:
         own = own._replace(buffer=outcome.buffer)
     own = own._replace(local=with_params(own.local, outcome.params))
     return LocalState(shared, own, state.position)
+
+
+def _lying(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return shape.update(sharding=sharding)
 
 
 def _with(items: tuple[Item, ...], number: int, item: Item) -> tuple[Item, ...]:

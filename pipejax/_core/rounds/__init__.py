@@ -1,8 +1,6 @@
 """Rounds of local steps: what a group does alone, and what groups exchange."""
 
 from ._flat import Chunk as Chunk
-from ._flat import chunked as chunked
-from ._flat import whole as whole
 from ._info import Arrival as Arrival
 from ._info import LocalInfo as LocalInfo
 from ._info import RoundInfo as RoundInfo

@@ -25,9 +25,11 @@ import optax
 
 from pipejax._core.message import InFlight, Message, Passengers, Reduced
 from pipejax._core.step import Common, Inputs, Step, StepInfo, apply
+from pipejax._internal.shards import Shards
 from pipejax._internal.types import CodecStates
 
-from ._flat import Chunk, chunked, whole
+from ._flat import Chunk
+from ._state import Form
 
 
 class ChunkState(NamedTuple):
@@ -59,9 +61,11 @@ def inner_step(
     return local, info, message
 
 
-def differences(anchor: Sequence[Chunk], params: optax.Params) -> tuple[Chunk, ...]:
+def differences(
+    form: Form, anchor: Sequence[Chunk], params: optax.Params
+) -> tuple[Chunk, ...]:
     """Returns the anchor minus the parameters of a group, in chunks."""
-    pairs = zip(anchor, chunked(params, len(anchor)), strict=True)
+    pairs = zip(anchor, form.chunked(params, len(anchor)), strict=True)
     return tuple(jax.tree.map(jnp.subtract, *pair) for pair in pairs)
 
 
@@ -95,20 +99,23 @@ def arrived(
     )
 
 
-def merged(params: optax.Params, corrections: Sequence[Chunk]) -> optax.Params:
+def merged(
+    form: Form, params: optax.Params, corrections: Sequence[Chunk]
+) -> optax.Params:
     """Returns the parameters of a group after it has moved by all corrections."""
-    return jax.tree.map(jnp.add, params, whole(corrections, params))
+    return jax.tree.map(jnp.add, params, form.whole(corrections))
 
 
-def message_of(chunk: Chunk, report: Passengers) -> Message:
+def message_of(chunk: Chunk, report: Passengers | None, shards: Shards) -> Message:
     """Returns the message of a chunk, with the report of its round.
 
-    The weight of the report travels as a number like any other: whether a chunk counts
-    does not depend on it.
+    `shards` say how the devices of a group divide the chunk. The weight of the report
+    travels as a number like any other: whether a chunk counts does not depend on it.
     """
-    plain = jax.tree.structure(report.names[1:])
-    values = dataclasses.replace(report, weighted=False, metrics_form=plain)
-    return Message(chunk, None, values)
+    if report is not None:
+        plain = jax.tree.structure(report.names[1:])
+        report = dataclasses.replace(report, weighted=False, metrics_form=plain)
+    return Message(chunk, None, report, shards)
 
 
 def reporting(before: Passengers, message: Message, sync_every: int) -> Passengers:

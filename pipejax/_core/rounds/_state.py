@@ -1,33 +1,74 @@
 """The state of a run of local steps."""
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Passengers
 from pipejax._core.step import Common
-from pipejax._internal.types import CodecStates, Tree
+from pipejax._internal.mesh import AxisName, on_mesh
+from pipejax._internal.types import CodecStates
 
-from ._flat import Chunk, whole
+from ._flat import Chunk, chunked, whole
 
 
-@functools.partial(jax.tree_util.register_static)
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
 class Form:
-    """Shapes and dtypes of the parameters, which a flat anchor does not show."""
+    """The form of the parameters, which a flat anchor does not show.
 
-    def __init__(self, tree: Tree) -> None:
-        self.tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-        leaves, structure = jax.tree.flatten(self.tree)
-        self._key = structure, tuple((x.shape, str(x.dtype)) for x in leaves)
+    Attributes:
+      structure: Structure of the pytree.
+      leaves: Shape and dtype of each parameter.
+      specs: How a group shards each parameter. Empty without inner axes.
+      mesh: The mesh of all groups.
+      axis_name: Mesh axis of the groups, or a tuple of axes.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Form) and self._key == other._key
+    structure: jax.tree_util.PyTreeDef
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    specs: tuple[P, ...]
+    mesh: Mesh
+    axis_name: AxisName
 
-    def __hash__(self) -> int:
-        return hash(self._key)
+    @classmethod
+    def of(
+        cls, params: optax.Params, specs: tuple[P, ...], mesh: Mesh, name: AxisName
+    ) -> "Form":
+        """Returns the form of parameters that a group shards by `specs`."""
+        leaves, structure = jax.tree.flatten(params)
+        forms = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
+        return cls(structure, forms, specs, mesh, name)
+
+    def chunked(self, params: optax.Params, count: int) -> tuple[Chunk, ...]:
+        """Returns parameters in chunks, inside the program of a group."""
+        return chunked(params, count, self.specs)
+
+    def whole(self, chunks: Sequence[Chunk]) -> Any:
+        """Undoes `chunked`, inside the program of a group."""
+        like = jax.tree.unflatten(self.structure, self.leaves)
+        return whole(chunks, like, self.specs)
+
+    def params(self, chunks: Sequence[Chunk]) -> Any:
+        """Undoes `chunked`, outside of the programs of groups."""
+        if not self.specs:
+            return self.whole(chunks)
+        found = jax.tree.leaves(self._params(tuple(chunks)))
+        places = (NamedSharding(self.mesh, spec) for spec in self.specs)
+        # This gives the arrays the axis types of the mesh.
+        found = [jax.device_put(*pair) for pair in zip(found, places, strict=True)]
+        return jax.tree.unflatten(self.structure, found)
+
+    @functools.cached_property
+    def _params(self) -> jax.stages.Wrapped:
+        return jax.jit(on_mesh(self.whole, self.mesh, P(), P(), self.axis_name))
 
 
 class Shared(NamedTuple):
@@ -38,7 +79,7 @@ class Shared(NamedTuple):
       outer: The state of the outer optimizer for each chunk.
       refused: int32, the number of chunks so far that were left out, because they were
         not finite.
-      form: Shapes of the parameters. It has no leaves.
+      form: The form of the parameters. It has no leaves.
     """
 
     anchor: tuple[Chunk, ...]
@@ -49,7 +90,7 @@ class Shared(NamedTuple):
     @property
     def params(self) -> Any:
         """Returns the anchor in the shapes of the parameters."""
-        return whole(self.anchor, self.form.tree)
+        return self.form.params(self.anchor)
 
 
 class GroupState(NamedTuple):

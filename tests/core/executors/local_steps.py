@@ -7,7 +7,7 @@ import optax
 import pipejax as pj
 from pipejax import codecs, collectives
 
-from ...helpers import batches, init_params, loss_fn
+from ...groups import batches, loss_fn, params, placed
 from .sharded import whole
 
 SETTINGS = {
@@ -19,22 +19,28 @@ SETTINGS = {
 def trained(name, devices=None, executor="auto"):
     """Returns the executor, the anchor after a drain, and the losses of all rounds.
 
-    Each process passes its part of a batch.
+    There are two groups. With four devices, those of a group shard the model. Each
+    process passes its part of a batch.
     """
+    inside = (devices or jax.device_count()) == 4
+    names = ("host", "fsdp") if inside else "host"
+    mesh = pj.data_mesh(devices, axis_name=names, hosts=2 if inside else None)
     train = pj.make_local_step(
         loss_fn,
         optax.adamw(1e-2),
-        mesh=pj.data_mesh(devices),
+        mesh=mesh,
+        axis_name="host",
         outer_tx=optax.sgd(0.7, momentum=0.9),
         all_reduce=collectives.two_shot(codecs.error_feedback(codecs.int8(8))),
         executor=executor,
         **SETTINGS[name],
     )
     rank, processes = jax.process_index(), jax.process_count()
-    state, losses = train.init(init_params()), []
+    given = placed(mesh, "fsdp") if inside else params()
+    state, losses = train.init(given), []
     for batch in batches(11):
         mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
-        state, info = train.step(state, train.batch(mine))
+        state, info = train.step(state, train.batch(mine, axis_name=names))
         losses.append(info.loss)
     state, reports = train.drain(state)
     losses += [arrival.loss for arrival in reports]

@@ -4,13 +4,11 @@ import jax
 import numpy as np
 import optax
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
-from ...helpers import batches, init_params, loss_fn
+from ...groups import batches, loss_fn, placed
 
 STEPS = 20
 SETTINGS = {
@@ -29,13 +27,7 @@ def make(name, groups=2):
     train = pj.make_train_step(
         loss_fn, optax.adamw(1e-2), mesh=mesh, axis_name="host", **SETTINGS[name]
     )
-
-    def placed(leaf):
-        even = next((i for i, n in enumerate(leaf.shape) if n % 2 == 0), None)
-        spec = P() if even is None else P(*even * (None,), "fsdp")
-        return jax.device_put(leaf, NamedSharding(mesh, spec))
-
-    return train, jax.tree.map(placed, init_params())
+    return train, placed(mesh, "fsdp")
 
 
 def trained(train, state, steps, first=0):

@@ -3,15 +3,25 @@
 import jax
 import numpy as np
 import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
 from ...helpers import batches, init_params, loss_fn
 
+FULL = pytest.mark.full
 
-def made(mesh, every, overlap, loss=loss_fn):
+
+def made(mesh, every, overlap, loss=loss_fn, axis_name="data"):
     return pj.make_local_step(
-        loss, optax.adamw(1e-2), mesh=mesh, sync_every=every, overlap_steps=overlap
+        loss,
+        optax.adamw(1e-2),
+        mesh=mesh,
+        axis_name=axis_name,
+        sync_every=every,
+        overlap_steps=overlap,
     )
 
 
@@ -32,20 +42,31 @@ def test_rounds_under_way_all_the_time_have_three_programs():
     }
 
 
-def test_chunk_travels_beside_the_compute_on_h100():
-    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x4x8"))
+@pytest.mark.parametrize(
+    ("names", "spec", "parts"),
+    [
+        pytest.param("host", P(), 1, marks=FULL),
+        pytest.param(("host", "device"), P(), 8, marks=FULL),
+        (("host", "fsdp"), P("fsdp"), 8),
+    ],
+)
+def test_chunk_travels_beside_the_compute_on_h100(names, spec, parts):
+    """A device sends its part of a chunk, which holds 1/8 of all parameters."""
+    devices, hosts = pj.overlap.topology("h100:1x4x8"), 4 if parts > 1 else None
+    mesh = pj.data_mesh(devices=devices, axis_name=names, hosts=hosts)
 
     def loss(layers, x):
         for w in layers:
-            x = jax.nn.relu(x @ w)
+            x = jax.nn.relu(x @ jax.lax.with_sharding_constraint(w, P()))
         return (x**2).mean()
 
-    train = made(mesh, 8, 8, loss)
-    layers = [jax.ShapeDtypeStruct((512, 512), "float32")] * 4
-    state = jax.eval_shape(train.init, layers)
+    train = made(mesh, 8, 8, loss, axis_name="host")
+    place, rows = NamedSharding(mesh, spec), NamedSharding(mesh, P(names))
+    layers = [jax.ShapeDtypeStruct((512, 512), "float32", sharding=place)] * 4
+    state = train.abstract_state(layers)
     state = state._replace(position=state.position._replace(left=np.int32(3)))
-    batch = jax.ShapeDtypeStruct((32 * 512, 512), "float32")
+    batch = jax.ShapeDtypeStruct((32 * 512, 512), "float32", sharding=rows)
     report = pj.overlap.inspect(train.lower(state, batch).compile().as_text())
-    chunk = max(report.collectives, key=lambda found: found.bytes)
-    assert (chunk.kind, chunk.bytes) == ("all-reduce", 4 * 4 * 512 * 512 / 8)
+    size = 4 * 4 * 512 * 512 / 8 / parts
+    assert [x.kind for x in report.collectives if x.bytes == size] == ["all-reduce"]
     assert report.covered >= 0.95

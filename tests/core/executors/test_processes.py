@@ -329,6 +329,17 @@ def test_local_steps_of_two_processes_have_the_bits_of_one(ask, name):
     assert first["losses"] == second["losses"] == here["losses"]
 
 
+@FULL
+@pytest.mark.parametrize("name", ["late", "at once"])
+def test_local_steps_of_groups_in_two_processes_have_the_bits_of_one(name):
+    with contextlib.closing(Group(2, devices=2)) as group:
+        first, second = group.ask("local_steps", name)
+    here = local_steps.trained(name, devices=4, executor="host")
+    assert first["executor"] == "host"
+    assert first["anchor"] == second["anchor"] == here["anchor"]
+    assert first["losses"] == second["losses"] == here["losses"]
+
+
 @pytest.mark.one_python  # two processes work for 20 processor seconds
 @pytest.mark.parametrize("width", [pytest.param(2, marks=FULL), 3])
 def test_compute_and_reduction_run_at_the_same_time(ask, width):

@@ -8,7 +8,7 @@ import optax
 import pipejax as pj
 from pipejax._core.executors._round_config import Reads, StepKind, alone, stacked
 from pipejax._core.message import Message, Reduced
-from pipejax._core.rounds import ChunkState
+from pipejax._core.rounds import ChunkState, Form
 
 from ...helpers import loss_fn
 
@@ -35,7 +35,8 @@ def test_last_chunk_moves_a_group_and_the_next_round_begins_there():
     outer = optax.sgd(1.0).init(anchor)
     due = ChunkState(anchor, outer, jnp.int32(0), difference, {})
     correction = {"float32": jnp.array([0.5])}
-    reads = Reads((correction,), ({"float32": jnp.array([7.0])},), None)
+    form = Form.of(jnp.zeros(2), (), pj.data_mesh(2), "data")
+    reads = Reads((correction,), ({"float32": jnp.array([7.0])},), None, form)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, None, None)
     summed = Reduced.of(total, jnp.array(True)), {}
     kind = StepKind(exchanges=True, merges=False, begins=True)
