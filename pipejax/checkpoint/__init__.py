@@ -1,8 +1,8 @@
-"""Checkpoints of a run, written with Orbax, including its gradients in flight.
+"""Checkpoints of a run, written with Orbax, including what is in flight.
 
-`save` writes the whole `pj.PipelineState`. On the same number of devices and at the
-same width, `restore` returns every bit of it, and the run ends as if it had never
-stopped. On another number of devices, it first applies the gradients in flight.
+`save` writes the whole `pj.PipelineState` or `pj.LocalState`. On the same number of
+devices and at the same width, `restore` returns every bit of it, and the run ends as if
+it had never stopped. On another number of devices, it first applies what is in flight.
 
 A checkpoint is complete or absent. Orbax writes to a temporary folder beside the
 checkpoints and renames it at the end, so a process that is killed during a save leaves

@@ -7,7 +7,7 @@ import jax
 from pipejax._core.checks import opt_state_difference
 from pipejax._core.message import width_of
 from pipejax._internal.mesh import inner_axes
-from pipejax.train_step import PipelineState, TrainStep
+from pipejax.train_step import LocalState, LocalTrainStep, PipelineState, TrainStep
 
 
 def form_of(like: Any, train: TrainStep) -> PipelineState:
@@ -15,7 +15,8 @@ def form_of(like: Any, train: TrainStep) -> PipelineState:
     if not isinstance(train, TrainStep):
         raise ValueError(
             "`train` must be the train step that continues the run, got"
-            f" {type(train).__name__}. Pass what pj.make_train_step returned."
+            f" {type(train).__name__}. Pass what pj.make_train_step, or"
+            " pj.make_local_step, returned."
         )
     if not isinstance(like, PipelineState):
         raise ValueError(
@@ -38,6 +39,22 @@ def form_of(like: Any, train: TrainStep) -> PipelineState:
                 f"`like` must be a state of `train`, with {name} {wanted}; got {name}"
                 f" {found}. {_PASS}"
             )
+    return jax.eval_shape(lambda tree: tree, like)
+
+
+def rounds_form_of(like: Any, train: LocalTrainStep) -> LocalState:
+    """Returns shapes and dtypes of `like`, which must be a state of a local step."""
+    if not isinstance(like, LocalState):
+        raise ValueError(
+            "`like` must be a pj.LocalState of the form to restore, got"
+            f" {type(like).__name__}. {_PASS}"
+        )
+    wanted, found = train.rounds.config.inner.devices, like.groups
+    if wanted != found:
+        raise ValueError(
+            f"`like` must be a state of `train`, with {wanted} groups; got {found}."
+            f" {_PASS}"
+        )
     return jax.eval_shape(lambda tree: tree, like)
 
 

@@ -7,10 +7,22 @@ from typing import Any
 
 from etils import epath
 
-from pipejax.train_step import PipelineState, TrainStep
+from pipejax._internal.types import Tree
+from pipejax.train_step import LocalState, PipelineState, TrainStep
 
 from ._leaves import Form, form, named, part_of
 from ._meta import passengers_of
+
+
+def check_kind(path: epath.Path, meta: dict[str, Any], *, rounds: bool) -> None:
+    """Raises a `ValueError` if a state of local steps is read as another, or back."""
+    names = {True: "pj.make_local_step", False: "pj.make_train_step"}
+    if ("rounds" in meta) != rounds:
+        raise ValueError(
+            f"`train` must be made by {names[not rounds]}, as the one that saved the"
+            f" checkpoint in {path}; got one of {names[rounds]}. Restore it with such a"
+            " one, drain it, and call `train.init(state.params)` of the new one."
+        )
 
 
 def check_train(
@@ -40,8 +52,15 @@ _GO_ON = (
 def check_passengers(
     path: epath.Path, meta: dict[str, Any], like: PipelineState
 ) -> None:
-    saved, wanted = meta["passengers"], passengers_of(like)
-    if meta["in_flight"] and saved != wanted:
+    check_names(path, meta["passengers"] if meta["in_flight"] else None, like)
+
+
+def check_names(
+    path: epath.Path, saved: list[str] | None, like: PipelineState | LocalState
+) -> None:
+    """Raises a `ValueError` if `like` has no room for the names in flight."""
+    wanted = passengers_of(like)
+    if saved is not None and saved != wanted:
         raise ValueError(
             f"`like` must be of the loss function that the checkpoint in {path} was"
             f" saved with, because what it returned is in flight: {saved}; got"
@@ -52,7 +71,7 @@ def check_passengers(
         )
 
 
-def check_form(path: epath.Path, saved: dict[str, Any], target: PipelineState) -> None:
+def check_form(path: epath.Path, saved: dict[str, Any], target: Tree) -> None:
     found = differing(saved, target)
     if found:
         name, (there, wanted) = next(iter(found.items()))
@@ -65,7 +84,7 @@ def check_form(path: epath.Path, saved: dict[str, Any], target: PipelineState) -
 
 
 def differing(
-    saved: dict[str, Any], target: PipelineState
+    saved: dict[str, Any], target: Tree
 ) -> dict[str, tuple[Form | None, Form | None]]:
     """Returns the saved and the wanted form of each leaf where the two differ."""
     wanted = {name: form(leaf) for name, leaf in named(target).items()}

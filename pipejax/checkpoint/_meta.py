@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from pipejax._core.message import count, width_of
-from pipejax.train_step import PipelineState
+from pipejax.train_step import LocalState, PipelineState
 
 from ._fault import DamagedError
 from ._leaves import form, is_weak, named
@@ -29,16 +29,15 @@ _FORMER = (  # the keys in earlier versions
 
 
 def meta_of(
-    state: PipelineState, step: int, extras: dict[str, Any], sums: dict[str, str]
+    state: PipelineState | LocalState,
+    step: int,
+    extras: dict[str, Any],
+    sums: dict[str, str],
 ) -> dict[str, Any]:
     leaves = named(state)
     meta = {
         "step": step,
-        "width": width_of(state.in_flight),
-        "in_flight": count(state.in_flight),
-        "passengers": passengers_of(state),
-        "spread": Spread.of(state)._asdict(),
-        "calls": None if state.calls is None else int(state.calls),
+        **(_of_rounds(state) if isinstance(state, LocalState) else _of_pipeline(state)),
         "leaves": {name: form(leaf) for name, leaf in leaves.items()},
         "weak": [name for name, leaf in leaves.items() if is_weak(leaf)],
         "checksums": sums,
@@ -47,7 +46,29 @@ def meta_of(
     return meta | {_DIGEST: digest(meta)}
 
 
-def passengers_of(state: PipelineState) -> list[str]:
+def _of_pipeline(state: PipelineState) -> dict[str, Any]:
+    return {
+        "width": width_of(state.in_flight),
+        "in_flight": count(state.in_flight),
+        "passengers": passengers_of(state),
+        "spread": Spread.of(state)._asdict(),
+        "calls": None if state.calls is None else int(state.calls),
+    }
+
+
+def _of_rounds(state: LocalState) -> dict[str, Any]:
+    return {
+        "rounds": {name: int(n) for name, n in state.position._asdict().items()},
+        "chunks": len(state.shared.anchor),
+        "passengers": passengers_of(state),
+        "spread": Spread.of_rounds(state)._asdict(),
+    }
+
+
+def passengers_of(state: PipelineState | LocalState) -> list[str]:
+    """Returns the names of what travels with gradients, or with a round."""
+    if isinstance(state, LocalState):
+        return state.own.reported.names
     return [name for x in state.in_flight.pending[:1] for name in x.passengers.names]
 
 

@@ -1,55 +1,66 @@
 """Reads the checkpoint of one step, and checks every part of it."""
 
 import functools
-import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
-from pipejax._core.step import common_of, state_of
 from pipejax._internal.checksums import checksums
-from pipejax._internal.mesh import axes
-from pipejax.train_step import (
-    PipelineState,
-    TrainStep,
-)
+from pipejax._internal.types import Tree
 
-from ._check_like import check_optimizer_of
-from ._check_saved import check_form, check_passengers, check_train, differing
 from ._fault import DamagedError, Fault, attempt
-from ._leaves import empty, encoded, named, part_of
+from ._leaves import decoded, empty, encoded, named, weakened
 from ._meta import check_version, check_whole, read
-from ._reshard import shapes_on
-from ._spread import Spread
 
-# Parts of a state that are sometimes not read, but made anew.
-QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"
-MEAN, SLOPES = "mean", "slopes"
-_GRADIENT = re.compile(r"(in_flight\.pending\[\d+\]\.gradients|mean\.g)")
+
+class Wanted(NamedTuple):
+    """The part of a checkpoint that is read, as a train step wants it.
+
+    Attributes:
+      form: Shapes, dtypes and shardings of the arrays, in the structure of a state.
+      numbers: The leaves of `form` that are kept on the host, by name.
+      devices: Number of devices or groups whose arrays these are.
+      anew: The parts of a state that are not read, but made anew.
+    """
+
+    form: Tree
+    numbers: dict[str, int]
+    devices: int
+    anew: tuple[str, ...]
 
 
 class Saved(NamedTuple):
-    """The contents of a whole checkpoint."""
+    """The contents of a whole checkpoint.
+
+    Attributes:
+      arrays: The arrays that are wanted, by name.
+      extras: The extras that `save` was given.
+      meta: What `save` has written about the state.
+    """
 
     arrays: dict[str, jax.Array]
-    form: PipelineState  # the shapes and dtypes of the arrays
     extras: dict[str, Any]
-    meta: dict[str, Any]  # what `save` has written about the state
-    devices: int  # or groups, that shared the data
-    anew: tuple[str, ...]  # the parts of a state that must be made anew
+    meta: dict[str, Any]
+    wanted: Wanted
+
+
+Choose = Callable[[epath.Path, dict[str, Any]], Wanted]
+"""From the folder of a checkpoint and what was written about its state to the part that
+is read. It raises a `ValueError` if a train step cannot continue from it."""
 
 
 def read_step(
-    manager: ocp.CheckpointManager, train: TrainStep, like: PipelineState, step: int
+    manager: ocp.CheckpointManager, choose: Choose, step: int
 ) -> Saved | Fault:
     """Reads a checkpoint; returns its contents, or a fault on all processes.
 
-    Raises a `ValueError` if the checkpoint is of another version, width or form.
+    Raises a `ValueError` if the checkpoint is of another version or form.
     """
     path = manager.directory / str(step)
     found = attempt(lambda: read(path))
@@ -59,23 +70,8 @@ def read_step(
     check_version(path, meta)
     if fault := attempt(lambda: check_whole(meta, extras, step)):
         return fault
-    check_train(path, meta, train, like)
-    check_passengers(path, meta, like)
-    before, now = Spread(**meta["spread"]), Spread.now(train, like)
-    leaves = _needed(meta["leaves"], like)
-    anew = _anew(meta | {"leaves": leaves}, before, now, train, like)
-    if len(leaves) < len(meta["leaves"]):  # codecs have states for other gradients
-        anew = (*anew, CODECS)
-    target = _without(anew, like)
-    if not train.boundaries:  # the train step that saved it may count its calls
-        counter = jax.ShapeDtypeStruct((), jnp.int32)
-        target = target._replace(calls=counter if "calls" in meta["leaves"] else None)
-    if before.devices != now.devices:
-        target = shapes_on(train, target, before.devices)
-    saved = {k: v for k, v in leaves.items() if not part_of(k, anew)}
-    check_form(path, saved, target)
-    check_optimizer_of(train, like)
-    shapes = _shapes(train, target, own=before.devices == now.devices)
+    wanted = choose(path, meta)
+    shapes = _written(wanted)
     written = {name: shape for name, shape in shapes.items() if shape.size}
     arrays = attempt(lambda: _arrays(path, written))
     if isinstance(arrays, Fault):
@@ -84,49 +80,35 @@ def read_step(
     if fault := attempt(lambda: _check_sums(found_sums, meta["checksums"])):
         return fault
     every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
-    return Saved(every, target, extras, meta, before.devices, anew)
+    return Saved(every, extras, meta, wanted)
 
 
-def _needed(leaves: dict[str, Any], like: PipelineState) -> dict[str, Any]:
-    """Returns the saved leaves without gradients that the train step does not need.
-
-    They are those of frozen parameters, which an earlier version kept in flight, too.
-    """
-    wanted = named(like)
-    return {k: v for k, v in leaves.items() if k in wanted or not _GRADIENT.match(k)}
-
-
-def _anew(
-    meta: dict[str, Any],
-    before: Spread,
-    now: Spread,
-    train: TrainStep,
-    like: PipelineState,
-) -> tuple[str, ...]:
-    # A single device predicts without a mean. Where nothing is in flight, the dtype of
-    # messages may be another, and with it that of the mean.
-    other = before.devices != now.devices or meta["in_flight"] == 0
-    same_mean = not other or not any(
-        part_of(name, (MEAN, SLOPES)) for name in differing(meta["leaves"], like)
-    )
-    read = {
-        QUEUE: meta["in_flight"] != 0,
-        CODECS: before.same_codecs(now, train),
-        MEAN: same_mean,
-        SLOPES: same_mean,
+def rebuilt(saved: Saved) -> Any:
+    """Returns the arrays of a checkpoint in the structure of a state."""
+    form, arrays = saved.wanted.form, saved.arrays
+    leaves: dict[str, Any] = {
+        name: decoded(arrays[name], leaf) if name in arrays else None
+        for name, leaf in named(form).items()
     }
-    return tuple(part for part, is_read in read.items() if not is_read)
+    weak = (name for name in saved.meta["weak"] if name in arrays)
+    leaves |= {name: weakened(leaves[name]) for name in weak}
+    leaves |= {name: np.int32(n) for name, n in saved.wanted.numbers.items()}
+    return jax.tree.unflatten(jax.tree.structure(form), leaves.values())
 
 
-def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
-    in_flight = like.in_flight
-    if QUEUE in anew:
-        in_flight = in_flight._replace(pending=())
-    if CODECS in anew:
-        in_flight = in_flight._replace(codec_states={})
-    if MEAN in anew:
-        like = like._replace(trainable=like.trainable._replace(mean=None, slopes=None))
-    return like._replace(in_flight=in_flight)
+def _written(wanted: Wanted) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shape, dtype and sharding of each array as it is written, by name."""
+    leaves = {k: v for k, v in named(wanted.form).items() if k not in wanted.numbers}
+    shapes = jax.eval_shape(functools.partial(jax.tree.map, encoded), leaves)
+    # JAX replicates arrays without elements.
+    return {
+        name: shape.update(
+            sharding=leaves[name].sharding
+            if shape.size
+            else NamedSharding(leaves[name].sharding.mesh, P())
+        )
+        for name, shape in shapes.items()
+    }
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
@@ -149,30 +131,3 @@ def _check_sums(found: dict[str, str], saved: dict[str, str]) -> None:
             f"{len(names)} of {len(found)} leaves are not what was saved, the first is"
             f" {names[0]}"
         )
-
-
-def _shapes(
-    train: TrainStep, target: PipelineState, *, own: bool
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shape, dtype and sharding of each array to restore, by name."""
-    written = functools.partial(jax.tree.map, encoded)
-    target = target._replace(calls=None)
-    shapes = jax.eval_shape(written, target)
-    data = axes(train.axis_name) if own else ()
-    # Without axes, every device receives the parts of all, for `reshard` to share out.
-    in_flight = in_flight_shardings(target.in_flight, train.config, data)
-    if states := target.in_flight.codec_states:
-        placed_states = codec_states(
-            train.phases, train.executor.reduction_mesh, target, abstract=True
-        )
-        states = jax.tree.map(lambda x: x.sharding, placed_states)
-    in_flight = in_flight._replace(codec_states=states)
-    common = state_shardings(common_of(target), train.mesh, train.axis_name)
-    shardings = state_of(common, in_flight, None)
-
-    def placed(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> Any:
-        # JAX replicates arrays without elements.
-        whole = NamedSharding(sharding.mesh, P())
-        return leaf.update(sharding=sharding if leaf.size else whole)
-
-    return named(jax.tree.map(placed, shapes, shardings))

@@ -1,58 +1,60 @@
 """Restores a state from a checkpoint, exactly or with a drain."""
 
-import logging
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
-from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
-from pipejax._core.step import common_of
+from pipejax._core.executors import join
+from pipejax._core.rounds import Arrival
 from pipejax._internal.integers import is_integer
-from pipejax._internal.mesh import axes, without_mesh
+from pipejax._internal.mesh import without_mesh
 from pipejax.train_step import (
+    LocalState,
+    LocalTrainStep,
     PipelineState,
     StepInfo,
     TrainStep,
 )
 
-from ._check_like import form_of
+from ._check_like import form_of, rounds_form_of
 from ._choose import whole
-from ._leaves import decoded, named, part_of, weakened
 from ._manager import check_manager
-from ._read import CODECS, MEAN, QUEUE, Saved, read_step
-from ._reshard import reshard
+from ._pipeline_form import wanted_of_pipeline
+from ._pipeline_state import pipeline_state
+from ._read import Choose, Saved, read_step
+from ._rounds import rounds_state, wanted_of_rounds
 
-_log = logging.getLogger(__name__)
+State = TypeVar("State", PipelineState, LocalState)
 
 
-class Restored(NamedTuple):
+class Restored(NamedTuple, Generic[State]):
     """The contents of a checkpoint, as `restore` returns them.
 
     Attributes:
-      state: The `pj.PipelineState` to continue from.
+      state: The `pj.PipelineState`, or `pj.LocalState`, to continue from.
       extras: The extras that `save` was given.
-      drained: Whether `restore` has applied the gradients in flight, because the number
-        of devices has changed.
-      infos: The `pj.StepInfo` of each of these gradients.
+      drained: Whether `restore` has applied what was in flight, because the number of
+        devices or groups has changed.
+      infos: What the drain has reported, as `train.drain` returns it.
     """
 
-    state: PipelineState
+    state: State
     extras: dict[str, Any]
     drained: bool
-    infos: tuple[StepInfo, ...]
+    infos: tuple[StepInfo, ...] | tuple[Arrival, ...]
 
 
 @without_mesh()
 @jax.transfer_guard("allow")
 def restore(
     manager: ocp.CheckpointManager,
-    train: TrainStep,
-    like: PipelineState,
+    train: TrainStep | LocalTrainStep,
+    like: State,
     step: int | None = None,
-) -> Restored:
+) -> Restored[State]:
     """Restores a state from a checkpoint, onto the mesh of `train`.
 
     On the same number of devices, every leaf has the dtype and the bits that were
@@ -65,6 +67,11 @@ def restore(
     If the number of devices is the same, but inner axes or the axes of a hierarchical
     all-reduce have other sizes, or parameters are split in another way, only the states
     of codecs begin anew.
+
+    A state of local steps continues inside its round. On another number of groups, all
+    groups first exchange what they have changed, as in a drain. The new groups begin
+    there, with the mean of the inner optimizers' states. `overlap_steps`, inner axes
+    and the split of parameters must be those of the checkpoint.
 
     The loss function must return the same values, under the same names, as the one
     whose gradients are in flight. After a `train.drain`, nothing is in flight, and the
@@ -81,10 +88,11 @@ def restore(
 
     Args:
       manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
-      train: The train step that continues the run, of the width that was saved.
-      like: A `pj.PipelineState` with the structure, shapes and dtypes of the state to
-        restore, such as `train.init(...)` or `train.abstract_state(...)`. Its values
-        are not used.
+      train: The train step, or local step, that continues the run, of the width that
+        was saved.
+      like: A `pj.PipelineState`, or `pj.LocalState`, with the structure, shapes and
+        dtypes of the state to restore, such as `train.init(...)` or
+        `train.abstract_state(...)`. Its values are not used.
       step: The step of the checkpoint. `None` takes the newest that is whole.
 
     Returns:
@@ -117,30 +125,26 @@ def restore(
     """
     check_manager(manager)
     _check_step(step)
-    wanted = form_of(like, train)
-    train.join()  # Orbax runs collectives, which must not meet those of the exchange.
-    saved = whole(manager, step, lambda n: read_step(manager, train, wanted, n))
-    before, now = saved.devices, train.config.devices
-    state = _rebuilt(saved.arrays, saved.form, saved.meta)
-    if MEAN in saved.anew:
-        state = _with_new_mean(train, state, wanted)
-    if before != now:
-        state = reshard(train, state, before)
-    if QUEUE in saved.anew:
-        state = _with_empty_queue(train, state, wanted)
-    if CODECS in saved.anew:
-        state = _with_new_codec_states(train, state, saved)
-    infos: tuple[StepInfo, ...] = ()
-    moved = before != now and train.width > 1
-    if moved:
-        _log.warning(
-            "checkpoint of %d devices restored on %d: gradients in flight are applied"
-            " first",
-            before,
-            now,
+    choose, continued = _kind(train, like)
+    join()  # Orbax runs collectives, which must not meet those of the exchange.
+    saved = whole(manager, step, lambda n: read_step(manager, choose, n))
+    state, drained, infos = continued(saved)
+    return Restored(state, saved.extras, drained, infos)
+
+
+def _kind(train: Any, like: Any) -> tuple[Choose, Callable[[Saved], Any]]:
+    """Returns what a train step reads, and how it continues from what was read."""
+    if isinstance(train, LocalTrainStep):
+        rounds = rounds_form_of(like, train)
+        return (
+            functools.partial(wanted_of_rounds, train, rounds),
+            functools.partial(rounds_state, train),
         )
-        state, infos = train.drain(state)
-    return Restored(state, saved.extras, moved, infos)
+    form = form_of(like, train)
+    return (
+        functools.partial(wanted_of_pipeline, train, form),
+        functools.partial(pipeline_state, train, form),
+    )
 
 
 def _check_step(step: Any) -> None:
@@ -149,58 +153,3 @@ def _check_step(step: Any) -> None:
             f"`step` must be an integer of at least 0, or None, got {step!r}. None"
             " restores the newest checkpoint."
         )
-
-
-def _with_empty_queue(
-    train: TrainStep, state: PipelineState, wanted: PipelineState
-) -> PipelineState:
-    form = wanted.in_flight._replace(codec_states={})
-    data = axes(train.axis_name)
-    shardings = in_flight_shardings(form, train.config, data)
-    pending = _zeros(form.pending, shardings.pending)
-    return state._replace(in_flight=state.in_flight._replace(pending=pending))
-
-
-def _with_new_mean(
-    train: TrainStep, state: PipelineState, wanted: PipelineState
-) -> PipelineState:
-    common = state_shardings(common_of(wanted), train.mesh, train.axis_name)
-    mean = _zeros(wanted.mean, common.trainable.mean)
-    if mean is not None:
-        # With a sharded optimizer, an unknown mean says that its state is new.
-        mean = mean._replace(known=mean.known | bool(state.shards.data_axes))
-    slopes = _zeros(wanted.slopes, common.trainable.slopes)
-    trained = state.trainable._replace(mean=mean, slopes=slopes)
-    return state._replace(trainable=trained)
-
-
-def _zeros(form: Any, shardings: Any) -> Any:
-    def zeros() -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
-
-    return jax.jit(zeros, out_shardings=shardings)()
-
-
-def _with_new_codec_states(
-    train: TrainStep, state: PipelineState, saved: Saved
-) -> PipelineState:
-    if lost := [name for name in saved.meta["leaves"] if part_of(name, (CODECS,))]:
-        _log.warning(
-            "checkpoint of other devices, or of other shards of the model: residuals of"
-            " error feedback start from zero, and PRNG keys and warm starts of codecs"
-            " begin anew. Not restored: %s",
-            ", ".join(lost),
-        )
-    states = codec_states(train.phases, train.executor.reduction_mesh, state)
-    return state._replace(in_flight=state.in_flight._replace(codec_states=states))
-
-
-def _rebuilt(
-    arrays: dict[str, jax.Array], target: PipelineState, meta: dict[str, Any]
-) -> PipelineState:
-    shapes, calls = target._replace(calls=None), meta["calls"]
-    leaves = {name: decoded(arrays[name], leaf) for name, leaf in named(shapes).items()}
-    weak = (name for name in meta["weak"] if name in leaves)
-    leaves |= {name: weakened(leaves[name]) for name in weak}
-    state = jax.tree.unflatten(jax.tree.structure(shapes), leaves.values())
-    return state._replace(calls=None if calls is None else np.int32(calls))

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from pipejax._core.executors import join
 from pipejax._internal.checksums import checksums
 from pipejax._internal.mesh import without_mesh
-from pipejax.train_step import PipelineState
+from pipejax.train_step import LocalState, PipelineState
 
 from ._fault import all_or_none, writing_to
 from ._json_values import json_copy
@@ -23,10 +23,10 @@ from ._meta import digest, meta_of
 
 def save(
     manager: ocp.CheckpointManager,
-    state: PipelineState,
+    state: PipelineState | LocalState,
     extras: dict[str, Any] | None = None,
 ) -> None:
-    """Saves a state with its gradients in flight, as the checkpoint of its step.
+    """Saves a state with what is in flight, as the checkpoint of its step.
 
     When `save` returns, the state may be donated and the extras may be changed. The
     manager writes the checkpoint while the training continues. If the write fails, the
@@ -54,7 +54,7 @@ def save(
     check_manager(manager)
     _check_state(state)
     extras = json_copy("extras", {} if extras is None else extras)
-    step = int(jax.device_get(state.step))
+    step = _step_of(state)
     # The caller has asked for the transfer of the state to the host.
     join()  # Orbax has collectives of its own.
     with without_mesh(), jax.transfer_guard("allow"):
@@ -78,9 +78,23 @@ def save(
         )
 
 
-def _arrays(state: PipelineState) -> dict[str, jax.Array]:
-    leaves = named(state._replace(calls=None))
+def _step_of(state: PipelineState | LocalState) -> int:
+    # All groups have taken the same number of steps.
+    step = state.local.step if isinstance(state, LocalState) else state.step
+    return int(np.ravel(jax.device_get(step.addressable_data(0)))[0])
+
+
+def _arrays(state: PipelineState | LocalState) -> dict[str, jax.Array]:
+    leaves = _on_devices(state)
     return {k: _copied(encoded(leaf)) for k, leaf in leaves.items() if leaf.size}
+
+
+def _on_devices(state: PipelineState | LocalState) -> dict[str, Any]:
+    """Returns the leaves of a state by name, without numbers kept on the host."""
+    kept: dict[str, Any] = {"calls": None}
+    if isinstance(state, LocalState):
+        kept = {"position": None}
+    return named(state._replace(**kept))
 
 
 def _copied(array: jax.Array) -> jax.Array:
@@ -92,12 +106,13 @@ def _copied(array: jax.Array) -> jax.Array:
 
 
 def _check_state(state: Any) -> None:
-    if not isinstance(state, PipelineState):
+    if not isinstance(state, PipelineState | LocalState):
         raise ValueError(
-            "`state` must be the pj.PipelineState that `train.step` returned, got"
-            f" {type(state).__name__}. For parameters alone, save `train.init(params)`."
+            "`state` must be the pj.PipelineState or pj.LocalState that `train.step`"
+            f" returned, got {type(state).__name__}. For parameters alone, save"
+            " `train.init(params)`."
         )
-    for name, leaf in named(state._replace(calls=None)).items():
+    for name, leaf in _on_devices(state).items():
         if isinstance(leaf, jax.core.Tracer):
             raise ValueError(
                 f"`state` must not be traced, got {name} as a tracer. Call"

@@ -7,8 +7,8 @@ import jax
 from jax.sharding import NamedSharding
 
 from pipejax._core.executors import codec_states
-from pipejax._internal.mesh import axes
-from pipejax.train_step import PipelineState, TrainStep
+from pipejax._internal.mesh import axes, inner_axes
+from pipejax.train_step import LocalState, PipelineState, TrainStep
 
 Axes = list[list[Any]]
 """Names and sizes of mesh axes with more than one device, in order."""
@@ -44,6 +44,20 @@ class Spread(NamedTuple):
         )
         in_flight = like.in_flight._replace(filled=filled, codec_states=states)
         return cls.of(like._replace(in_flight=in_flight))
+
+    @classmethod
+    def of_rounds(cls, state: LocalState) -> "Spread":
+        """Returns the spread of a state of local steps, or of its shapes."""
+        form = state.shared.form
+        inner = inner_axes(form.mesh, form.axis_name)
+        sizes = [[name, form.mesh.shape[name]] for name in inner]
+        kept = [x for x in jax.tree.leaves(state.own.codec_states) if x.size]
+        return cls(
+            state.groups,
+            [pair for pair in sizes if pair[1] > 1],
+            [[list(axes(entry or ())) for entry in spec] for spec in form.specs],
+            _sizes(kept[0], _along_first(kept[0])) if kept else None,
+        )
 
     def same_shards(self, other: "Spread") -> bool:
         return self[:3] == other[:3]

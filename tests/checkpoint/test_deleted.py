@@ -18,12 +18,12 @@ import pytest
 from pipejax import checkpoint
 from pipejax.checkpoint import _choose, _deleted
 from pipejax.checkpoint._fault import Fault
-from pipejax.checkpoint._read import Saved
+from pipejax.checkpoint._read import Saved, Wanted
 
 from .helpers import entries
 
 DAMAGE = Fault(True, "`meta` is missing")
-WHOLE = Saved({}, None, {}, {}, 2, ())
+WHOLE = Saved({}, {}, {}, Wanted(None, {}, 2, ()))
 
 
 @pytest.fixture

@@ -18,9 +18,12 @@ from ._fused import Fused as Fused
 from ._fused_rounds import FusedRounds as FusedRounds
 from ._host import Host as Host
 from ._host_rounds import HostRounds as HostRounds
+from ._initial_rounds import round_codec_states as round_codec_states
+from ._initial_rounds import round_shapes as round_shapes
 from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError
 from ._ready import ready_after as ready_after
+from ._regroup import regrouped as regrouped
 from ._round_config import RoundConfig as RoundConfig
 from ._rounds import Rounds as Rounds
 from ._run_exchange import delayed_part as delayed_part

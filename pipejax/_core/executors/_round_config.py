@@ -159,9 +159,10 @@ class RoundConfig:
     ) -> Trained:
         """Returns what one group makes of its share of a batch, by itself."""
         local, info, message = inner_step(self.inner.step, alone(local), inputs)
-        reported, sent = reporting(reported, message, self.sync_every), None
+        reported, sent = reporting(reported, message), None
         if kind.begins:
-            reported, sent = jax.tree.map(jnp.zeros_like, reported), reported
+            sent = jax.tree.map(lambda x: x / self.sync_every, reported)
+            reported = jax.tree.map(jnp.zeros_like, reported)
         own = stacked((info.loss, info.grad_norm, info.applied, info.skipped))
         nothing = self.arrival(None, reported, jnp.int32(0))
         return Trained(stacked(local), reported, sent, LocalInfo(*own), nothing)
@@ -192,13 +193,20 @@ class RoundConfig:
         return Outcome(moved, due, buffer, arrival)
 
     def arrival(
-        self, total: jax.Array | None, like: Passengers, refused: jax.Array
+        self,
+        total: jax.Array | None,
+        like: Passengers,
+        refused: jax.Array,
+        groups: int | None = None,
     ) -> Arrival:
-        """Returns the report of a round from its sum, or `None` if none has arrived."""
+        """Returns the report of a round from its sum, or that of none if it is `None`.
+
+        `groups` is the number of groups in the sum, by default that of the mesh.
+        """
         came = jnp.array(total is not None)
         passengers = like if total is None else dataclasses.replace(like, values=total)
         reduced = Reduced.of(Message({}, None, passengers), came)
-        found = info_of(reduced, None, self.inner.devices)
+        found = info_of(reduced, None, groups or self.inner.devices)
         return Arrival(
             loss=jnp.asarray(found.loss),
             metrics=found.metrics,

@@ -6,30 +6,24 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Passengers
 from pipejax._core.rounds import (
     Arrival,
-    Chunk,
     ChunkState,
-    Form,
-    GroupState,
     LocalState,
     Pending,
     Position,
     RoundInfo,
     Shared,
 )
-from pipejax._core.step import Common, Inputs, inner_state_specs
-from pipejax._internal.mesh import auto_mesh
-from pipejax._internal.shards import of_all_groups, optimizer_specs
+from pipejax._core.step import Common, Inputs
 
 from ._choose import choose_rounds
-from ._codec_states import codec_states_of
 from ._fused_rounds import FusedRounds
 from ._host_rounds import HostRounds
+from ._initial_rounds import initial_rounds
 from ._own_collectives import OwnCollectiveError
 from ._round_config import (
     BEGINS,
@@ -79,35 +73,8 @@ class Rounds:
         Returns:
           A `LocalState`.
         """
-        config = self.config.inner
-        own: Any = P(config.axis_name)
-        trained = common.trainable.params
-        form = Form.of(trained, common.shards.params, config.mesh, config.axis_name)
-
-        def local(common: Common) -> tuple[Shared, GroupState]:
-            zero = jnp.zeros((), jnp.int32)
-            anchor = form.chunked(common.trainable.params, self.config.chunks)
-            empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), report)
-            group = GroupState(
-                local=stacked(common),
-                buffer=jax.tree.map(jnp.zeros_like, anchor),
-                reported=empty,
-                sent=jax.tree.map(jnp.copy, empty),
-                codec_states=(),
-            )
-            outer = tuple(map(self.config.outer_tx.init, anchor))
-            return Shared(anchor, outer, zero, form), group
-
-        program = config.on_mesh(local, P(), (P(), own))
-        shapes = jax.eval_shape(program, common)
-        shardings = self._shardings(common, *shapes)
-        if abstract:
-            shared, group = jax.tree.map(_lying, shapes, shardings)
-        else:
-            shared, group = jax.jit(program, out_shardings=shardings)(common)
-        states = tuple(self._codec_states(x, abstract) for x in shapes[0].anchor)
-        group = group._replace(codec_states=states)
-        return LocalState(shared, group, Position.at(0, 0))
+        mesh = self.executor.reduction_mesh
+        return initial_rounds(self.config, mesh, common, report, abstract=abstract)
 
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
         """Takes one step of every group, with a chunk of the last round beside it."""
@@ -140,8 +107,7 @@ class Rounds:
             reports.append(arrival)
         if taken:
             outcome = self._exchange(state, BEGINS)
-            # A step adds its part of a whole round to the report.
-            sent = self._scaled(state.own.reported, self.config.sync_every / taken)
+            sent = self._mean(state.own.reported, taken)
             state = self._begun(_applied(state, outcome), sent)
             state, arrival = self._completed(state)
             reports.append(arrival)
@@ -162,7 +128,7 @@ class Rounds:
         """Raises a `ValueError` if a state is not one of these rounds."""
         config, (taken, left) = self.config, map(int, state.position)
         rules = {
-            "groups": (len(state.own.local.step), config.inner.devices),
+            "groups": (state.groups, config.inner.devices),
             "chunks, as `overlap_steps` says": (
                 len(state.shared.anchor),
                 config.chunks,
@@ -204,42 +170,9 @@ class Rounds:
         params = kind.params_of(moves.local)
         return self.executor.exchange(kind, params, moves.due, reads, _pending(state))
 
-    def _codec_states(self, chunk: Chunk, abstract: bool) -> Any:
-        like = self.config.message(chunk, None)
-        config = self.config.inner.at(self.executor.reduction_mesh)
-        return codec_states_of(config, like, abstract=abstract)
-
-    def _shardings(self, common: Common, shared: Shared, group: GroupState) -> Any:
-        """Returns where each array of a state lies on the mesh."""
-        config, axis = self.config.inner, self.config.inner.axis_name
-        mesh, part = auto_mesh(config.mesh), self.config.chunk_spec
-
-        def lying(spec: P, tree: Any) -> Any:
-            return jax.tree.map(lambda _: NamedSharding(mesh, spec), tree)
-
-        def of_group(_: Any, spec: P) -> NamedSharding:
-            return NamedSharding(mesh, P(axis, *spec))
-
-        def of_outer(chunk: Chunk, state: Any) -> Any:
-            specs = optimizer_specs(state, chunk, (part,) * len(chunk))
-            return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), state, specs)
-
-        whole = lying(P(), shared._replace(anchor=(), outer=()))
-        own = lying(P(axis), group._replace(local=common, buffer=()))
-        return (
-            whole._replace(
-                anchor=lying(part, shared.anchor),
-                outer=tuple(map(of_outer, shared.anchor, shared.outer)),
-            ),
-            own._replace(
-                local=jax.tree.map(of_group, common, inner_state_specs(common)),
-                buffer=lying(of_all_groups(part, axis), group.buffer),
-            ),
-        )
-
     @functools.cached_property
-    def _scaled(self) -> jax.stages.Wrapped:
-        return jax.jit(lambda report, by: jax.tree.map(lambda x: x * by, report))
+    def _mean(self) -> jax.stages.Wrapped:
+        return jax.jit(lambda report, steps: jax.tree.map(lambda x: x / steps, report))
 
     @functools.cached_property
     def _at_anchor(self) -> jax.stages.Wrapped:
@@ -304,10 +237,6 @@ def _applied(state: LocalState, outcome: Outcome) -> LocalState:
         own = own._replace(buffer=outcome.buffer)
     own = own._replace(local=with_params(own.local, outcome.params))
     return LocalState(shared, own, state.position)
-
-
-def _lying(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    return shape.update(sharding=sharding)
 
 
 def _with(items: tuple[Item, ...], number: int, item: Item) -> tuple[Item, ...]:

@@ -118,7 +118,7 @@ def message_of(chunk: Chunk, report: Passengers | None, shards: Shards) -> Messa
     return Message(chunk, None, report, shards)
 
 
-def reporting(before: Passengers, message: Message, sync_every: int) -> Passengers:
+def reporting(before: Passengers, message: Message) -> Passengers:
     """Returns the report of a round with what one more step reports."""
     if message.passengers.names != before.names:
         raise ValueError(
@@ -127,5 +127,5 @@ def reporting(before: Passengers, message: Message, sync_every: int) -> Passenge
             " room. Call `train.init(params, ..., batch=batch)`, with arrays or their"
             " shapes, jax.ShapeDtypeStruct."
         )
-    values = before.values + message.passengers.values / sync_every
+    values = before.values + message.passengers.values
     return dataclasses.replace(before, values=values)

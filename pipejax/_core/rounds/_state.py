@@ -104,8 +104,8 @@ class GroupState(NamedTuple):
       buffer: The difference of the last round, anchor minus parameters, in chunks. A
         chunk that has been exchanged holds the correction: what is to be added to the
         parameters.
-      reported: Mean over its steps of what the group reports of the round so far.
-      sent: The same of the round that is being exchanged.
+      reported: Sum over its steps of what the group reports of the round so far.
+      sent: Mean over the steps of the round that is being exchanged.
       codec_states: What the codecs keep of each chunk until the next round.
     """
 
@@ -173,3 +173,8 @@ class LocalState(NamedTuple):
     def local(self) -> Common:
         """Returns what each group trains, with a leading axis of groups."""
         return self.own.local
+
+    @property
+    def groups(self) -> int:
+        """Returns the number of groups."""
+        return len(self.own.local.step)

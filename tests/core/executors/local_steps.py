@@ -5,7 +5,7 @@ import numpy as np
 import optax
 
 import pipejax as pj
-from pipejax import codecs, collectives
+from pipejax import checkpoint, codecs, collectives
 
 from ...groups import batches, loss_fn, params, placed
 from .sharded import whole
@@ -16,9 +16,10 @@ SETTINGS = {
 }
 
 
-def trained(name, devices=None, executor="auto"):
+def trained(name, folder=None, devices=None, executor="auto"):
     """Returns the executor, the anchor after a drain, and the losses of all rounds.
 
+    With a `folder`, the run goes on from a checkpoint inside a round and an exchange.
     There are two groups. With four devices, those of a group shard the model. Each
     process passes its part of a batch.
     """
@@ -38,10 +39,17 @@ def trained(name, devices=None, executor="auto"):
     rank, processes = jax.process_index(), jax.process_count()
     given = placed(mesh, "fsdp") if inside else params()
     state, losses = train.init(given), []
-    for batch in batches(11):
+    for step, batch in enumerate(batches(11)):
         mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
         state, info = train.step(state, train.batch(mine, axis_name=names))
         losses.append(info.loss)
+        if folder is not None and step == 6:
+            train.join()
+            with checkpoint.manager(folder) as manager:
+                checkpoint.save(manager, state)
+                manager.wait_until_finished()
+                like = train.abstract_state(given)
+                state = checkpoint.restore(manager, train, like).state
     state, reports = train.drain(state)
     losses += [arrival.loss for arrival in reports]
     found = [np.float32(loss).tobytes().hex() for loss in losses]

@@ -321,8 +321,9 @@ def test_sharded_optimizer_of_two_processes_has_the_bits_of_one(ask, tmp_path, n
 
 
 @pytest.mark.parametrize("name", ["late", pytest.param("at once", marks=FULL)])
-def test_local_steps_of_two_processes_have_the_bits_of_one(ask, name):
-    first, second = ask("local_steps", name)
+def test_local_steps_of_two_processes_have_the_bits_of_one(ask, tmp_path, name):
+    """Two processes also continue from a checkpoint."""
+    first, second = ask("local_steps", name, tmp_path)
     here = local_steps.trained(name, devices=2, executor="host")
     assert first["executor"] == "host"
     assert first["anchor"] == second["anchor"] == here["anchor"]
@@ -331,9 +332,9 @@ def test_local_steps_of_two_processes_have_the_bits_of_one(ask, name):
 
 @FULL
 @pytest.mark.parametrize("name", ["late", "at once"])
-def test_local_steps_of_groups_in_two_processes_have_the_bits_of_one(name):
+def test_local_steps_of_groups_in_two_processes_have_the_bits_of_one(tmp_path, name):
     with contextlib.closing(Group(2, devices=2)) as group:
-        first, second = group.ask("local_steps", name)
+        first, second = group.ask("local_steps", name, tmp_path)
     here = local_steps.trained(name, devices=4, executor="host")
     assert first["executor"] == "host"
     assert first["anchor"] == second["anchor"] == here["anchor"]

@@ -1,0 +1,123 @@
+"""Says which part of a checkpoint a train step of a pipeline reads."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
+from pipejax._core.step import common_of, state_of
+from pipejax._internal.mesh import axes
+from pipejax.train_step import PipelineState, TrainStep
+
+from ._check_like import check_optimizer_of
+from ._check_saved import (
+    check_form,
+    check_kind,
+    check_passengers,
+    check_train,
+    differing,
+)
+from ._leaves import named, part_of
+from ._read import Wanted
+from ._reshard import shapes_on
+from ._spread import Spread
+
+# Parts of a state that are sometimes not read, but made anew.
+QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"
+MEAN, SLOPES = "mean", "slopes"
+_GRADIENT = re.compile(r"(in_flight\.pending\[\d+\]\.gradients|mean\.g)")
+
+
+def wanted_of_pipeline(
+    train: TrainStep, like: PipelineState, path: epath.Path, meta: dict[str, Any]
+) -> Wanted:
+    """Returns the part of a checkpoint that `train` continues from.
+
+    Raises a `ValueError` if the checkpoint is of another width, optimizer or loss.
+    """
+    check_kind(path, meta, rounds=False)
+    check_train(path, meta, train, like)
+    check_passengers(path, meta, like)
+    before, now = Spread(**meta["spread"]), Spread.now(train, like)
+    leaves = _needed(meta["leaves"], like)
+    anew = _anew(meta | {"leaves": leaves}, before, now, train, like)
+    if len(leaves) < len(meta["leaves"]):  # codecs have states for other gradients
+        anew = (*anew, CODECS)
+    target = _without(anew, like)
+    if not train.boundaries:  # the train step that saved it may count its calls
+        counter = jax.ShapeDtypeStruct((), jnp.int32)
+        target = target._replace(calls=counter if "calls" in meta["leaves"] else None)
+    if before.devices != now.devices:
+        target = shapes_on(train, target, before.devices)
+    saved = {k: v for k, v in leaves.items() if not part_of(k, anew)}
+    check_form(path, saved, target)
+    check_optimizer_of(train, like)
+    form = _placed(train, target, own=before.devices == now.devices)
+    numbers = {} if meta["calls"] is None else {"calls": meta["calls"]}
+    return Wanted(form, numbers, before.devices, anew)
+
+
+def _needed(leaves: dict[str, Any], like: PipelineState) -> dict[str, Any]:
+    """Returns the saved leaves without gradients that the train step does not need.
+
+    They are those of frozen parameters, which an earlier version kept in flight, too.
+    """
+    wanted = named(like)
+    return {k: v for k, v in leaves.items() if k in wanted or not _GRADIENT.match(k)}
+
+
+def _anew(
+    meta: dict[str, Any],
+    before: Spread,
+    now: Spread,
+    train: TrainStep,
+    like: PipelineState,
+) -> tuple[str, ...]:
+    # A single device predicts without a mean. Where nothing is in flight, the dtype of
+    # messages may be another, and with it that of the mean.
+    other = before.devices != now.devices or meta["in_flight"] == 0
+    same_mean = not other or not any(
+        part_of(name, (MEAN, SLOPES)) for name in differing(meta["leaves"], like)
+    )
+    read = {
+        QUEUE: meta["in_flight"] != 0,
+        CODECS: before.same_codecs(now, train),
+        MEAN: same_mean,
+        SLOPES: same_mean,
+    }
+    return tuple(part for part, is_read in read.items() if not is_read)
+
+
+def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
+    in_flight = like.in_flight
+    if QUEUE in anew:
+        in_flight = in_flight._replace(pending=())
+    if CODECS in anew:
+        in_flight = in_flight._replace(codec_states={})
+    if MEAN in anew:
+        like = like._replace(trainable=like.trainable._replace(mean=None, slopes=None))
+    return like._replace(in_flight=in_flight)
+
+
+def _placed(train: TrainStep, target: PipelineState, *, own: bool) -> PipelineState:
+    """Returns shape, dtype and sharding of each array to restore."""
+    data = axes(train.axis_name) if own else ()
+    # Without axes, every device receives the parts of all, for `reshard` to share out.
+    in_flight = in_flight_shardings(target.in_flight, train.config, data)
+    if states := target.in_flight.codec_states:
+        placed_states = codec_states(
+            train.phases, train.executor.reduction_mesh, target, abstract=True
+        )
+        states = jax.tree.map(lambda x: x.sharding, placed_states)
+    in_flight = in_flight._replace(codec_states=states)
+    common = state_shardings(common_of(target), train.mesh, train.axis_name)
+    shardings = state_of(common, in_flight, None)
+    placed = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        target._replace(calls=None),
+        shardings,
+    )
+    return placed._replace(calls=target.calls)

@@ -1,0 +1,53 @@
+"""Tests that a state moves to other groups without losing what they have changed."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax._core.executors import regrouped
+
+from ...helpers import batches, init_params, loss_fn
+
+
+def made(groups):
+    return pj.make_local_step(
+        loss_fn,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(groups),
+        sync_every=3,
+        overlap_steps=2,
+    )
+
+
+def everywhere(tree, mesh):
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.device_put(jax.device_get(tree), place)
+
+
+@pytest.mark.parametrize("steps", [0, 2, 4, 6])
+def test_fewer_groups_begin_at_the_mean(steps):
+    train, fewer = made(4), made(2)
+    state = train.init(init_params())
+    for batch in batches(steps):
+        state, _ = train.step(state, batch)
+    wanted, reports = train.drain(state)
+    form = fewer.init(init_params()).shared.form
+    held = state._replace(
+        shared=everywhere(state.shared._replace(form=form), fewer.mesh),
+        own=everywhere(state.own, fewer.mesh),
+    )
+    config, mesh = fewer.rounds.config, fewer.mesh
+    found, others = regrouped(config, mesh, held, before=4)
+    assert found.groups == 2
+    assert tuple(found.position) == (0, 0)
+    assert len(others) == len(reports)
+    for ours, theirs in zip(others, reports, strict=True):
+        np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-6)
+        np.testing.assert_allclose(ours.weight, theirs.weight)
+    for name, leaf in wanted.params.items():
+        np.testing.assert_allclose(found.params[name], leaf, rtol=1e-5, atol=1e-6)
+        for group in found.local.trainable.params[name]:
+            np.testing.assert_array_equal(group, found.params[name])
+    fewer.step(found, batches(1)[0])
