@@ -8,14 +8,14 @@ import optax
 from jax.sharding import Mesh
 
 from pipejax._core.executors import FusedRounds, HostRounds, Rounds, StepConfig, join
-from pipejax._core.rounds import Arrival, LocalState, RoundInfo
+from pipejax._core.rounds import Arrival, LocalState, RoundInfo, Sent
 from pipejax._core.step import Inputs, common_of
 from pipejax._internal.mesh import AxisName, without_mesh
 from pipejax._internal.types import Tree
 
 from ._feed import check_global, data_sharding, global_batch, plain_batch
 from ._finite import check_model_state
-from ._init import Arguments, initial, planned
+from ._init import Arguments, Plan, initial, planned
 from ._inputs import inputs_on_mesh
 from ._shared import check_overwritten, compare_once
 
@@ -51,12 +51,11 @@ class LocalTrainStep:
         Args:
           params: Pytree of floating arrays. On a mesh with inner axes, each keeps the
             `NamedSharding` that it comes with.
-          model_state: As for `TrainStep.init`.
+          model_state: As for `TrainStep.init`. Rounds average the same leaves.
           rng: As for `TrainStep.init`. Every group gets keys of its own.
           opt_state: State of the inner optimizer to continue from, such as that of a
             synchronous warm-up. All groups begin with it. `None` makes a new one.
-          batch: One batch, as arrays or shapes, if `loss_fn` returns metrics or a
-            weight.
+          batch: As for `TrainStep.init`.
           shared: As for `step`, if `loss_fn` takes it and `batch` is given.
 
         Returns:
@@ -71,7 +70,7 @@ class LocalTrainStep:
         plan = planned(self._config, arguments, inputs)
         state = initial(self._config, arguments, plan)
         check_model_state(self._config, state, inputs)
-        return self.rounds.init(common_of(state), plan.message.passengers)
+        return self.rounds.init(common_of(state), _sent(plan))
 
     @without_mesh()
     def abstract_state(
@@ -104,8 +103,7 @@ class LocalTrainStep:
         """
         arguments = Arguments(params, model_state, rng, opt_state)
         plan = planned(self._config, arguments, self._example(batch, shared))
-        common, report = common_of(plan.shapes), plan.message.passengers
-        return self.rounds.init(common, report, abstract=True)
+        return self.rounds.init(common_of(plan.shapes), _sent(plan), abstract=True)
 
     @without_mesh()
     def step(
@@ -219,3 +217,8 @@ class LocalTrainStep:
         if batch is None:
             return None
         return inputs_on_mesh(self._config, plain_batch(batch), shared)
+
+
+def _sent(plan: Plan) -> Sent:
+    """Returns the form of what a group sends with a round."""
+    return Sent(plan.message.passengers, plan.message.changes)

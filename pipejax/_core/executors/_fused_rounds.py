@@ -12,12 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Exchange, averaging
-from pipejax._core.rounds import ChunkState, Pending
+from pipejax._core.rounds import ChunkState, Model, Pending
 from pipejax._core.step import Inputs, inputs_over
 
 from ._interleave import interleave
@@ -30,7 +29,7 @@ from ._round_config import (
     RoundConfig,
     StepKind,
     Trained,
-    with_params,
+    with_model,
 )
 from ._turns import hand_on, wait_turn
 
@@ -55,14 +54,14 @@ class FusedRounds:
     def exchange(
         self,
         kind: StepKind,
-        params: optax.Params | None,
+        model: Model | None,
         due: ChunkState | None,
         reads: Reads,
         _: Pending,
     ) -> Outcome:
         """Dispatches the exchange of a chunk with no step beside it."""
-        wait_turn(self.config.inner.mesh, (params, due))
-        found = self._exchange[kind](params, due, reads)
+        wait_turn(self.config.inner.mesh, (model, due))
+        found = self._exchange[kind](model, due, reads)
         hand_on(self.config.inner.mesh, found)
         return found
 
@@ -129,15 +128,15 @@ class FusedRounds:
             summed = exchange.finish(value, after, before)
         else:
             trained = compute(*args)
-        params = kind.params_of(trained.local)
-        outcome = self.config.after(kind, params, moves.due, reads, summed)
-        trained = trained._replace(local=with_params(trained.local, outcome.params))
-        return trained, outcome._replace(params=None)
+        model = kind.model_of(trained.local)
+        outcome = self.config.after(kind, model, moves.due, reads, summed)
+        trained = trained._replace(local=with_model(trained.local, outcome.model))
+        return trained, outcome._replace(model=None)
 
     def _local_exchange(
         self,
         kind: StepKind,
-        params: optax.Params | None,
+        model: Model | None,
         due: ChunkState | None,
         reads: Reads,
     ) -> Outcome:
@@ -145,8 +144,11 @@ class FusedRounds:
         summed = None
         if due is not None:
             summed = self._sum(due, reads).run(due.codec_states)
-        return self.config.after(kind, params, due, reads, summed)
+        return self.config.after(kind, model, due, reads, summed)
 
     def _sum(self, due: ChunkState, reads: Reads) -> Exchange:
-        config, message = self.config.inner, self.config.message(due.buffer, reads.sent)
+        config, message = (
+            self.config.inner,
+            self.config.message(due.buffer, reads.sent, reads.form),
+        )
         return averaging(message, jnp.array(True), config.sums_by, config.axis_name)

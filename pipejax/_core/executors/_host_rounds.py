@@ -12,12 +12,11 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
-import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Passengers, Reduced, valid_at_once
-from pipejax._core.rounds import Chunk, ChunkState, Pending
+from pipejax._core.message import Reduced, valid_at_once
+from pipejax._core.rounds import Chunk, ChunkState, Model, Pending, Sent
 from pipejax._core.step import Inputs, inputs_over
 from pipejax._internal.structures import identical
 from pipejax._internal.types import CodecStates, Tree
@@ -32,7 +31,7 @@ from ._round_config import (
     RoundConfig,
     StepKind,
     Trained,
-    with_params,
+    with_model,
 )
 from ._run_exchange import RunExchange, make_exchange
 from ._thread import submit
@@ -43,7 +42,7 @@ class BegunChunk(NamedTuple):
 
     chunk: Chunk
     states: CodecStates
-    sent: Passengers
+    sent: Sent | None
     result: Future[tuple[Reduced, CodecStates]]
 
 
@@ -74,16 +73,16 @@ class HostRounds:
         self._own_collectives.check(program, *taken)
         trained, outcome = program(*taken), Outcome()
         if any(kind):
-            params = kind.params_of(trained.local)
-            args = kind, params, moves.due, reads, pending
+            model = kind.model_of(trained.local)
+            args = kind, model, moves.due, reads, pending
             outcome = self.exchange(*args, dispatched=trained.info)
-        trained = trained._replace(local=with_params(trained.local, outcome.params))
-        return trained, outcome._replace(params=None)
+        trained = trained._replace(local=with_model(trained.local, outcome.model))
+        return trained, outcome._replace(model=None)
 
     def exchange(
         self,
         kind: StepKind,
-        params: optax.Params | None,
+        model: Model | None,
         due: ChunkState | None,
         reads: Reads,
         pending: Pending,
@@ -99,7 +98,7 @@ class HostRounds:
             if not self._has_begun(pending):
                 self.begin(pending, dispatched)
             summed = self._begun.pop(0).result.result()
-        return self._after[kind](params, due, reads, summed)
+        return self._after[kind](model, due, reads, summed)
 
     def begin(self, pending: Pending, dispatched: Tree = None) -> None:
         """Hands chunks to the thread, which sums them in their order.
@@ -111,13 +110,12 @@ class HostRounds:
             jax.block_until_ready(dispatched)
             return self._sum(*args)
 
-        def begun(chunk: Chunk, states: CodecStates) -> BegunChunk:
-            message = self.config.message(chunk, pending.sent)
+        def begun(chunk: Chunk, states: CodecStates, sent: Sent | None) -> BegunChunk:
+            message = self.config.message(chunk, sent, pending.form)
             result = submit(exchange, None, message, states, valid_at_once())
-            return BegunChunk(chunk, states, pending.sent, result)
+            return BegunChunk(chunk, states, sent, result)
 
-        chunks = zip(pending.chunks, pending.codec_states, strict=True)
-        self._begun[:] = [begun(*each) for each in chunks]
+        self._begun[:] = [begun(*each) for each in pending]
 
     def lower(
         self, kind: StepKind, moves: Moves, reads: Reads, inputs: Inputs
@@ -133,8 +131,7 @@ class HostRounds:
 
     def _has_begun(self, pending: Pending) -> bool:
         """Returns whether the oldest chunk that has begun is the first of these."""
-        first = pending.chunks[0], pending.codec_states[0], pending.sent
-        return bool(self._begun) and identical(self._begun[0][:3], first)
+        return bool(self._begun) and identical(self._begun[0][:3], next(iter(pending)))
 
     @functools.cached_property
     def _sum(self) -> RunExchange:

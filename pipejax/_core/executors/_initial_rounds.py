@@ -1,5 +1,6 @@
 """Makes the state before the first local step, or its shapes, as it lies on a mesh."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,9 @@ from pipejax._core.rounds import (
     GroupState,
     LocalState,
     Position,
+    Sent,
     Shared,
+    changes_of,
 )
 from pipejax._core.step import Common, inner_state_specs
 from pipejax._internal.mesh import auto_mesh
@@ -28,7 +31,7 @@ def initial_rounds(
     config: RoundConfig,
     reduction_mesh: Mesh,
     common: Common,
-    report: Tree,
+    like: Sent,
     *,
     abstract: bool = False,
 ) -> Any:
@@ -38,7 +41,8 @@ def initial_rounds(
       config: The rounds.
       reduction_mesh: The mesh that sums the chunks.
       common: What a group trains, with its counters and keys, or the shapes.
-      report: The form of what a step reports.
+      like: The form of what a group sends with a round. Its changes have `None` in
+        place of each leaf of the model state that is not averaged.
       abstract: Whether to return shapes with shardings in place of arrays.
 
     Returns:
@@ -46,22 +50,22 @@ def initial_rounds(
     """
     inner = config.inner
     own: Any = P(inner.axis_name)
-    trained, specs = common.trainable.params, common.shards.params
-    form = Form.of(trained, specs, inner.mesh, inner.axis_name)
+    form = Form.of(common, like.changes, inner.mesh, inner.axis_name)
 
     def local(common: Common) -> tuple[Shared, GroupState]:
         zero = jnp.zeros((), jnp.int32)
         anchor = form.chunked(common.trainable.params, config.chunks)
-        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), report)
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like.report)
+        state = common.model_state
         group = GroupState(
             local=stacked(common),
             buffer=jax.tree.map(jnp.zeros_like, anchor),
             reported=empty,
-            sent=jax.tree.map(jnp.copy, empty),
+            sent=Sent(jax.tree.map(jnp.copy, empty), changes_of(form, state, state)),
             codec_states=(),
         )
         outer = tuple(map(config.outer_tx.init, anchor))
-        return Shared(anchor, outer, zero, form), group
+        return Shared(anchor, outer, state, zero, form), group
 
     program = inner.on_mesh(local, P(), (P(), own))
     shapes = round_shapes(config, *jax.eval_shape(program, common))
@@ -84,7 +88,7 @@ def round_shapes(
     axis, part = config.inner.axis_name, config.chunk_spec
     mesh, specs = auto_mesh(config.inner.mesh), inner_state_specs(group.local)
 
-    def placed(leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
+    def placed(leaf: Any, spec: P) -> Any:
         # JAX replicates arrays without elements.
         sharding = NamedSharding(mesh, spec if leaf.size else P())
         return jax.ShapeDtypeStruct(
@@ -101,17 +105,30 @@ def round_shapes(
     def of_group(leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
         return placed(leaf, P(axis, *spec))
 
-    nothing: Any = None
-    whole = lying(P(), shared._replace(anchor=(), outer=()))
-    own = lying(P(axis), group._replace(local=nothing, buffer=(), codec_states=()))
+    def split(tree: Tree, specs: Sequence[P], default: P) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        pairs = zip(leaves, specs or (default,) * len(leaves), strict=True)
+        return jax.tree.unflatten(structure, [placed(*pair) for pair in pairs])
+
+    form, sent = shared.form, group.sent
+    changes = tuple(of_all_groups(spec, axis) for spec in form.changes)
     return (
-        whole._replace(
+        Shared(
             anchor=lying(part, shared.anchor),
             outer=tuple(map(of_outer, shared.anchor, shared.outer)),
+            model_state=split(shared.model_state, group.local.shards.model_state, P()),
+            refused=placed(shared.refused, P()),
+            form=form,
         ),
-        own._replace(
+        GroupState(
             local=jax.tree.map(of_group, group.local, specs),
             buffer=lying(of_all_groups(part, axis), group.buffer),
+            reported=lying(P(axis), group.reported),
+            sent=Sent(
+                report=lying(P(axis), sent.report),
+                changes=split(sent.changes, changes, P(axis)),
+            ),
+            codec_states=(),
         ),
     )
 
@@ -124,7 +141,7 @@ def round_codec_states(
 
     def of_chunk(chunk: Chunk) -> Any:
         forms = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), chunk)
-        like = config.message(forms, None)
+        like = config.message(forms, None, shared.form)
         return codec_states_of(summing, like, abstract=abstract)
 
     return tuple(map(of_chunk, shared.anchor))

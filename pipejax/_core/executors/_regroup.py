@@ -22,6 +22,7 @@ from pipejax._core.rounds import (
     ChunkState,
     GroupState,
     LocalState,
+    Sent,
     Shared,
     arrived,
     differences,
@@ -53,11 +54,12 @@ def regrouped(
     form: Any = jax.eval_shape(program, state.shared, state.own)
     report = jax.eval_shape(lambda x: x, state.own.reported)
     report = jax.tree.map(lambda x: x.update(shape=(x.shape[0] // before,)), report)
-    shapes = initial_rounds(config, reduction_mesh, form[1], report, abstract=True)
+    like = Sent(report, state.own.sent.changes)
+    shapes = initial_rounds(config, reduction_mesh, form[1], like, abstract=True)
     places = jax.tree.map(lambda x: x.sharding, shapes.shared)
     found = jax.jit(program, out_shardings=(places, None, None))
     shared, common, reports = found(state.shared, state.own)
-    new = initial_rounds(config, reduction_mesh, common, report)
+    new = initial_rounds(config, reduction_mesh, common, like)
     return new._replace(shared=shared), reports
 
 
@@ -90,7 +92,7 @@ def _drained(
         first = config.chunks - left
         shared, moved = _exchanged(config, shared, buffer, first, groups)
         locals_ = [merged(form, locals_[i], row(moved, i)) for i in every]
-        reports += (report(own.sent, 1),)
+        reports += (report(own.sent.report, 1),)
     if taken:
         found = [differences(form, shared.anchor, params) for params in locals_]
         buffer = jax.tree.map(lambda *x: jnp.stack(x), *found)
@@ -105,7 +107,7 @@ def _drained(
     rng, step = row(counters, 0)
     trainable = local.trainable._replace(opt_state=opt_state)
     common = Common(trainable, model_state, rng, local.skipped.max(), step)
-    return shared, common, reports
+    return shared._replace(model_state=model_state), common, reports
 
 
 def _exchanged(
@@ -118,7 +120,8 @@ def _exchanged(
         if config.chunk_spec:
             chunk = constrained(chunk, (P(None, *config.chunk_spec),) * len(chunk))
         total = jax.tree.map(lambda x: x.sum(0), chunk)
-        reduced = Reduced.of(config.message(total, None), jnp.array(True))
+        message = config.message(total, None, shared.form)
+        reduced = Reduced.of(message, jnp.array(True))
         due = ChunkState(
             shared.anchor[number], shared.outer[number], shared.refused, chunk, ()
         )
@@ -134,7 +137,9 @@ def _exchanged(
         anchor, outer = list(shared.anchor), list(shared.outer)
         anchor[number], outer[number] = after.anchor, after.outer
         corrections[number] = after.buffer
-        shared = Shared(tuple(anchor), tuple(outer), after.refused, shared.form)
+        shared = shared._replace(
+            anchor=tuple(anchor), outer=tuple(outer), refused=after.refused
+        )
     return shared, tuple(corrections)
 
 

@@ -16,7 +16,11 @@ from pipejax._core.rounds import (
     ChunkState,
     Form,
     LocalInfo,
+    Model,
+    Sent,
+    agreed_on,
     arrived,
+    changes_of,
     differences,
     inner_step,
     merged,
@@ -26,7 +30,7 @@ from pipejax._core.rounds import (
 from pipejax._core.step import Common, Inputs, info_of
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.shards import UNSHARDED, Shards
-from pipejax._internal.types import CodecStates, Tree
+from pipejax._internal.types import CodecStates, ModelState, Tree
 
 from ._config import StepConfig
 
@@ -44,10 +48,11 @@ class StepKind(NamedTuple):
     merges: bool = False
     begins: bool = False
 
-    def params_of(self, local: Common) -> optax.Params | None:
-        """Returns the parameters of groups, or `None` where they are not needed."""
-        needed = self.merges or self.begins
-        return local.trainable.params if needed else None
+    def model_of(self, local: Common) -> Model | None:
+        """Returns the models of groups, or `None` where they are not needed."""
+        if not (self.merges or self.begins):
+            return None
+        return Model(local.trainable.params, local.model_state)
 
 
 TRAINS = StepKind()
@@ -78,13 +83,16 @@ class Reads(NamedTuple):
     Attributes:
       corrections: Those of all chunks but the last, if groups merge.
       anchors: All chunks of the anchor but the one that is due, if a round begins.
-      sent: The report that travels with the chunk that is due.
+      agreed: The model state that all groups agree on, if groups merge or a round
+        begins.
+      sent: What travels with the chunk that is due, if it is the last.
       form: The form of the parameters. It has no leaves.
     """
 
     corrections: tuple[Chunk, ...]
     anchors: tuple[Chunk, ...]
-    sent: Passengers
+    agreed: ModelState
+    sent: Sent | None
     form: Form
 
 
@@ -92,14 +100,14 @@ class Trained(NamedTuple):
     """The result of training on a batch.
 
     Attributes:
-      sent: The report of the round that ends with this step, or `None`.
+      ended: The report of the round that ends with this step, or `None`.
       info: The report of this step.
       nothing: The report of a round where none has arrived.
     """
 
     local: Common
     reported: Passengers
-    sent: Passengers | None
+    ended: Passengers | None
     info: LocalInfo
     nothing: Arrival
 
@@ -108,15 +116,19 @@ class Outcome(NamedTuple):
     """The result of exchanging a chunk, and of beginning a round.
 
     Attributes:
-      params: The parameters of the group, or `None` if they have not moved.
+      model: The model of the group, or `None` if it has not moved.
       due: The chunk after its exchange, or `None`.
+      agreed: The model state that all groups agree on next, if they have merged.
       buffer: The differences of the round that begins, or `None`.
+      changes: The changes of the model state in that round, or `None`.
       arrival: The report of the round that has arrived, or `None`.
     """
 
-    params: optax.Params | None = None
+    model: Model | None = None
     due: ChunkState | None = None
+    agreed: ModelState = None
     buffer: tuple[Chunk, ...] | None = None
+    changes: Tree = None
     arrival: Arrival | None = None
 
 
@@ -147,50 +159,65 @@ class RoundConfig:
         inner = inner_axes(self.inner.mesh, self.inner.axis_name)
         return P(inner) if inner else P()
 
-    def message(self, chunk: Chunk, report: Passengers | None) -> Message:
-        """Returns the message of a chunk, with the report of its round."""
+    def message(self, chunk: Chunk, sent: Sent | None, form: Form) -> Message:
+        """Returns the message of a chunk, with what travels with it."""
         shards, inner = UNSHARDED, inner_axes(self.inner.mesh, self.inner.axis_name)
         if inner:
-            shards = Shards(params=(self.chunk_spec,) * len(chunk), inner=inner)
-        return message_of(chunk, report, shards)
+            shards = Shards(
+                params=(self.chunk_spec,) * len(chunk),
+                changes=() if sent is None else form.changes,
+                inner=inner,
+            )
+        return message_of(chunk, sent, shards)
 
     def train(
         self, kind: StepKind, local: Common, reported: Passengers, inputs: Inputs
     ) -> Trained:
         """Returns what one group makes of its share of a batch, by itself."""
         local, info, message = inner_step(self.inner.step, alone(local), inputs)
-        reported, sent = reporting(reported, message), None
+        reported, ended = reporting(reported, message), None
         if kind.begins:
-            sent = jax.tree.map(lambda x: x / self.sync_every, reported)
+            ended = jax.tree.map(lambda x: x / self.sync_every, reported)
             reported = jax.tree.map(jnp.zeros_like, reported)
         own = stacked((info.loss, info.grad_norm, info.applied, info.skipped))
         nothing = self.arrival(None, reported, jnp.int32(0))
-        return Trained(stacked(local), reported, sent, LocalInfo(*own), nothing)
+        return Trained(stacked(local), reported, ended, LocalInfo(*own), nothing)
 
     def after(
         self,
         kind: StepKind,
-        params: optax.Params | None,
+        model: Model | None,
         due: ChunkState | None,
         reads: Reads,
         summed: tuple[Reduced, CodecStates] | None,
     ) -> Outcome:
         """Returns what one group makes of a chunk that has been summed.
 
-        `params` are `kind.params_of` the group.
+        `model` is `kind.model_of` the group.
         """
-        params, moved = alone(params), None
-        buffer = arrival = None
+        model, agreed = alone(model), reads.agreed
+        outcome = Outcome()
         if due is not None and summed is not None:
-            due = arrived(self.outer_tx, due, *summed, self.inner.devices)
-            if kind.merges:
+            groups = self.inner.devices
+            due = arrived(self.outer_tx, due, *summed, groups)
+            outcome = Outcome(due=due)
+            if kind.merges and model is not None and reads.sent is not None:
+                params, state = model
                 params = merged(reads.form, params, (*reads.corrections, due.buffer))
-                total, moved = summed[0].sum.passengers.values, stacked(params)
-                arrival = self.arrival(total, reads.sent, due.refused)
-        if kind.begins:
+                sent = reads.sent.changes, summed[0]
+                agreed, state = agreed_on(agreed, state, *sent, groups)
+                model = Model(params, state)
+                total = summed[0].sum.passengers.values
+                arrival = self.arrival(total, reads.sent.report, due.refused)
+                outcome = Outcome(stacked(model), due, agreed, arrival=arrival)
+        if kind.begins and model is not None:
             last = () if due is None else (due.anchor,)
-            buffer = differences(reads.form, (*reads.anchors, *last), params)
-        return Outcome(moved, due, buffer, arrival)
+            anchor = (*reads.anchors, *last)
+            outcome = outcome._replace(
+                buffer=differences(reads.form, anchor, model.params),
+                changes=changes_of(reads.form, model.model_state, agreed),
+            )
+        return outcome
 
     def arrival(
         self,
@@ -222,17 +249,18 @@ class RoundConfig:
         due = ChunkState(whole, whole, whole, own, own) if kind.exchanges else None
         return (
             Moves(own, own, due),
-            Reads(own, whole, own, whole),
+            Reads(own, whole, whole, own, whole),
             Trained(own, own, own, own, whole),
-            Outcome(own, due, own, whole),
+            Outcome(own, due, whole, own, own, whole),
         )
 
 
-def with_params(local: Common, params: optax.Params | None) -> Common:
-    """Returns what a group trains, with other parameters if they are given."""
-    if params is None:
+def with_model(local: Common, model: Model | None) -> Common:
+    """Returns what a group trains, with another model if one is given."""
+    if model is None:
         return local
-    return local._replace(trainable=local.trainable._replace(params=params))
+    trainable = local.trainable._replace(params=model.params)
+    return local._replace(trainable=trainable, model_state=model.model_state)
 
 
 def alone(tree: Tree) -> Any:

@@ -13,12 +13,16 @@ from pipejax._core.rounds import (
     Arrival,
     ChunkState,
     LocalState,
+    Model,
     Pending,
     Position,
     RoundInfo,
+    Sent,
     Shared,
+    at_agreed,
 )
 from pipejax._core.step import Common, Inputs
+from pipejax._internal.types import ModelState
 
 from ._choose import choose_rounds
 from ._fused_rounds import FusedRounds
@@ -35,8 +39,9 @@ from ._round_config import (
     Reads,
     RoundConfig,
     StepKind,
+    alone,
     stacked,
-    with_params,
+    with_model,
 )
 from ._thread import join
 
@@ -62,19 +67,19 @@ class Rounds:
             self._chosen.append(choose_rounds(self.asked, self.config))
         return self._chosen[-1]
 
-    def init(self, common: Common, report: Any, *, abstract: bool = False) -> Any:
+    def init(self, common: Common, like: Sent, *, abstract: bool = False) -> Any:
         """Returns the state in which all groups begin with what is common to them.
 
         Args:
           common: What a group trains, with its counters and keys, or the shapes.
-          report: The form of what a step reports.
+          like: The form of what a group sends with a round.
           abstract: Whether to return shapes with shardings in place of arrays.
 
         Returns:
           A `LocalState`.
         """
         mesh = self.executor.reduction_mesh
-        return initial_rounds(self.config, mesh, common, report, abstract=abstract)
+        return initial_rounds(self.config, mesh, common, like, abstract=abstract)
 
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
         """Takes one step of every group, with a chunk of the last round beside it."""
@@ -92,8 +97,8 @@ class Rounds:
         state = _applied(state._replace(own=own), outcome)
         state = state._replace(position=Position.at(taken + 1, max(left - 1, 0)))
         arrival = outcome.arrival or trained.nothing
-        if trained.sent is not None:
-            state = self._begun(state, trained.sent)
+        if trained.ended is not None:
+            state = self._begun(state, trained.ended)
             if not self.config.overlap_steps:
                 state, arrival = self._completed(state)
         arrival = arrival._replace(refused=state.shared.refused)
@@ -107,13 +112,14 @@ class Rounds:
             reports.append(arrival)
         if taken:
             outcome = self._exchange(state, BEGINS)
-            sent = self._mean(state.own.reported, taken)
-            state = self._begun(_applied(state, outcome), sent)
+            report = self._mean(state.own.reported, taken)
+            state = self._begun(_applied(state, outcome), report)
             state, arrival = self._completed(state)
             reports.append(arrival)
         # There is no other progress, and rounding errors end here.
-        params, empty = self._at_anchor(state.shared, state.own.reported)
-        local = with_params(state.own.local, params)
+        before = state.own.local.model_state, state.own.reported
+        model, empty = self._at_anchor(state.shared, *before)
+        local = with_model(state.own.local, model)
         own = state.own._replace(local=local, reported=empty)
         join()
         return LocalState(state.shared, own, Position.at(0, 0)), tuple(reports)
@@ -148,9 +154,10 @@ class Rounds:
                 " Drain it with the local step that made it."
             )
 
-    def _begun(self, state: LocalState, sent: Passengers) -> LocalState:
+    def _begun(self, state: LocalState, report: Passengers) -> LocalState:
         """Returns the state at the beginning of a round's exchange."""
-        own, begin = state.own._replace(sent=sent), Position.at(0, self.config.chunks)
+        sent, begin = state.own.sent, Position.at(0, self.config.chunks)
+        own = state.own._replace(sent=sent._replace(report=report))
         state = LocalState(state.shared, own, begin)
         self.executor.begin(_pending(state))
         return state
@@ -167,8 +174,8 @@ class Rounds:
 
     def _exchange(self, state: LocalState, kind: StepKind) -> Outcome:
         moves, reads = _parted(state, kind)
-        params = kind.params_of(moves.local)
-        return self.executor.exchange(kind, params, moves.due, reads, _pending(state))
+        model = kind.model_of(moves.local)
+        return self.executor.exchange(kind, model, moves.due, reads, _pending(state))
 
     @functools.cached_property
     def _mean(self) -> jax.stages.Wrapped:
@@ -179,11 +186,15 @@ class Rounds:
         """Returns the program that puts every group at the beginning of a round."""
         config, own = self.config.inner, P(self.config.inner.axis_name)
 
-        def local(shared: Shared, report: Passengers) -> tuple[Any, Passengers]:
-            params = shared.form.whole(shared.anchor)
-            return stacked(params), jax.tree.map(jnp.zeros_like, report)
+        def local(
+            shared: Shared, own: ModelState, report: Passengers
+        ) -> tuple[Model, Passengers]:
+            form, agreed = shared.form, shared.model_state
+            state = at_agreed(form, alone(own), agreed)
+            model = Model(form.whole(shared.anchor), state)
+            return stacked(model), jax.tree.map(jnp.zeros_like, report)
 
-        return jax.jit(config.on_mesh(local, (P(), own), own))
+        return jax.jit(config.on_mesh(local, (P(), own, own), own))
 
 
 def _number(state: LocalState) -> int:
@@ -207,7 +218,8 @@ def _parted(state: LocalState, kind: StepKind) -> tuple[Moves, Reads]:
     reads = Reads(
         corrections=own.buffer[:-1] if kind.merges else (),
         anchors=others if kind.begins else (),
-        sent=own.sent,
+        agreed=shared.model_state if kind.merges or kind.begins else None,
+        sent=own.sent if kind.merges else None,
         form=shared.form,
     )
     return Moves(own.local, own.reported, due), reads
@@ -216,7 +228,8 @@ def _parted(state: LocalState, kind: StepKind) -> tuple[Moves, Reads]:
 def _pending(state: LocalState) -> Pending:
     """Returns the chunks that are left of a round."""
     own, number = state.own, _number(state)
-    return Pending(own.buffer[number:], own.codec_states[number:], own.sent)
+    chunks, states = own.buffer[number:], own.codec_states[number:]
+    return Pending(chunks, states, own.sent, state.shared.form)
 
 
 def _applied(state: LocalState, outcome: Outcome) -> LocalState:
@@ -233,9 +246,12 @@ def _applied(state: LocalState, outcome: Outcome) -> LocalState:
             buffer=_with(own.buffer, number, due.buffer),
             codec_states=_with(own.codec_states, number, due.codec_states),
         )
+    if outcome.arrival is not None:
+        shared = shared._replace(model_state=outcome.agreed)
     if outcome.buffer is not None:
-        own = own._replace(buffer=outcome.buffer)
-    own = own._replace(local=with_params(own.local, outcome.params))
+        sent = own.sent._replace(changes=outcome.changes)
+        own = own._replace(buffer=outcome.buffer, sent=sent)
+    own = own._replace(local=with_model(own.local, outcome.model))
     return LocalState(shared, own, state.position)
 
 

@@ -4,6 +4,9 @@ from ._flat import Chunk as Chunk
 from ._info import Arrival as Arrival
 from ._info import LocalInfo as LocalInfo
 from ._info import RoundInfo as RoundInfo
+from ._model_state import agreed_on as agreed_on
+from ._model_state import at_agreed as at_agreed
+from ._model_state import changes_of as changes_of
 from ._round import ChunkState as ChunkState
 from ._round import arrived as arrived
 from ._round import differences as differences
@@ -14,6 +17,8 @@ from ._round import reporting as reporting
 from ._state import Form as Form
 from ._state import GroupState as GroupState
 from ._state import LocalState as LocalState
+from ._state import Model as Model
 from ._state import Pending as Pending
 from ._state import Position as Position
+from ._state import Sent as Sent
 from ._state import Shared as Shared

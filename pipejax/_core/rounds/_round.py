@@ -29,7 +29,7 @@ from pipejax._internal.shards import Shards
 from pipejax._internal.types import CodecStates
 
 from ._flat import Chunk
-from ._state import Form
+from ._state import Form, Sent
 
 
 class ChunkState(NamedTuple):
@@ -106,16 +106,18 @@ def merged(
     return jax.tree.map(jnp.add, params, form.whole(corrections))
 
 
-def message_of(chunk: Chunk, report: Passengers | None, shards: Shards) -> Message:
-    """Returns the message of a chunk, with the report of its round.
+def message_of(chunk: Chunk, sent: Sent | None, shards: Shards) -> Message:
+    """Returns the message of a chunk, with what travels with it.
 
     `shards` say how the devices of a group divide the chunk. The weight of the report
     travels as a number like any other: whether a chunk counts does not depend on it.
     """
-    if report is not None:
-        plain = jax.tree.structure(report.names[1:])
-        report = dataclasses.replace(report, weighted=False, metrics_form=plain)
-    return Message(chunk, None, report, shards)
+    if sent is None:
+        return Message(chunk, shards=shards)
+    report = sent.report
+    plain = jax.tree.structure(report.names[1:])
+    report = dataclasses.replace(report, weighted=False, metrics_form=plain)
+    return Message(chunk, sent.changes, report, shards)
 
 
 def reporting(before: Passengers, message: Message) -> Passengers:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Passengers
 from pipejax._core.step import Common
 from pipejax._internal.mesh import AxisName, on_mesh
-from pipejax._internal.types import CodecStates
+from pipejax._internal.structures import of_leaves
+from pipejax._internal.types import CodecStates, ModelState, Tree
 
 from ._flat import Chunk, chunked, whole
 
@@ -30,6 +31,8 @@ class Form:
       specs: How a group shards each parameter. Empty without inner axes.
       mesh: The mesh of all groups.
       axis_name: Mesh axis of the groups, or a tuple of axes.
+      averaged: For each leaf of the model state, whether rounds average it.
+      changes: How a group shards each leaf that they average.
     """
 
     structure: jax.tree_util.PyTreeDef
@@ -37,15 +40,35 @@ class Form:
     specs: tuple[P, ...]
     mesh: Mesh
     axis_name: AxisName
+    averaged: tuple[bool, ...] = ()
+    changes: tuple[P, ...] = ()
 
     @classmethod
-    def of(
-        cls, params: optax.Params, specs: tuple[P, ...], mesh: Mesh, name: AxisName
-    ) -> "Form":
-        """Returns the form of parameters that a group shards by `specs`."""
-        leaves, structure = jax.tree.flatten(params)
+    def of(cls, common: Common, changes: Tree, mesh: Mesh, name: AxisName) -> "Form":
+        """Returns the form of what a group trains.
+
+        `changes` have `None` in place of each leaf of the model state that rounds do
+        not average.
+        """
+        leaves, structure = jax.tree.flatten(common.trainable.params)
         forms = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
-        return cls(structure, forms, specs, mesh, name)
+        there = jax.tree.map(
+            lambda _, change: change is not None, common.model_state, changes
+        )
+        return cls(
+            structure=structure,
+            leaves=forms,
+            specs=common.shards.params,
+            mesh=mesh,
+            axis_name=name,
+            averaged=tuple(jax.tree.leaves(there)),
+            changes=of_leaves(common.shards.model_state, common.model_state, changes),
+        )
+
+    def changing(self, model_state: ModelState) -> Any:
+        """Returns for each leaf of the model state whether rounds average it."""
+        structure = jax.tree.structure(model_state)
+        return jax.tree.unflatten(structure, self.averaged)
 
     def chunked(self, params: optax.Params, count: int) -> tuple[Chunk, ...]:
         """Returns parameters in chunks, inside the program of a group."""
@@ -71,12 +94,20 @@ class Form:
         return jax.jit(on_mesh(self.whole, self.mesh, P(), P(), self.axis_name))
 
 
+class Model(NamedTuple):
+    """The part of what a group trains that a round moves."""
+
+    params: optax.Params
+    model_state: ModelState
+
+
 class Shared(NamedTuple):
     """The part of a state that is the same on all groups.
 
     Attributes:
       anchor: The parameters that all groups agree on, in chunks.
       outer: The state of the outer optimizer for each chunk.
+      model_state: The model state that all groups agree on.
       refused: int32, the number of chunks so far that were left out, because they were
         not finite.
       form: The form of the parameters. It has no leaves.
@@ -84,6 +115,7 @@ class Shared(NamedTuple):
 
     anchor: tuple[Chunk, ...]
     outer: tuple[optax.OptState, ...]
+    model_state: ModelState
     refused: jax.Array
     form: Form
 
@@ -91,6 +123,19 @@ class Shared(NamedTuple):
     def params(self) -> Any:
         """Returns the anchor in the shapes of the parameters."""
         return self.form.params(self.anchor)
+
+
+class Sent(NamedTuple):
+    """The part of a round that travels with its last chunk, and that no codec changes.
+
+    Attributes:
+      report: Mean over the steps of the round of what a group reports.
+      changes: By how much the model state of a group differs from the one that all
+        agree on, as in a message.
+    """
+
+    report: Passengers
+    changes: Tree
 
 
 class GroupState(NamedTuple):
@@ -105,29 +150,37 @@ class GroupState(NamedTuple):
         chunk that has been exchanged holds the correction: what is to be added to the
         parameters.
       reported: Sum over its steps of what the group reports of the round so far.
-      sent: Mean over the steps of the round that is being exchanged.
+      sent: What travels with the last chunk of the round that is being exchanged.
       codec_states: What the codecs keep of each chunk until the next round.
     """
 
     local: Common
     buffer: tuple[Chunk, ...]
     reported: Passengers
-    sent: Passengers
+    sent: Sent
     codec_states: tuple[CodecStates, ...]
 
 
-class Pending(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Pending:
     """The chunks of a round that are not exchanged yet, in their order.
 
     Attributes:
       chunks: Those of the group's difference.
       codec_states: What the codecs keep of each chunk.
-      sent: The report that travels with every chunk.
+      sent: What travels with the last chunk.
+      form: The form of the parameters.
     """
 
     chunks: tuple[Chunk, ...]
     codec_states: tuple[CodecStates, ...]
-    sent: Passengers
+    sent: Sent
+    form: Form
+
+    def __iter__(self) -> Iterator[tuple[Chunk, CodecStates, Sent | None]]:
+        """Yields each chunk with its codec states, and with what travels with it."""
+        sent = (*(None for _ in self.chunks[1:]), self.sent)
+        return zip(self.chunks, self.codec_states, sent, strict=True)
 
 
 class Position(NamedTuple):
@@ -151,10 +204,10 @@ class LocalState(NamedTuple):
     """Everything that a run of local steps needs to continue, as one pytree.
 
     Attributes:
-      shared: What is the same on all groups: the anchor, in chunks, and the state of
-        the outer optimizer. `state.params` is the anchor in the shapes of the
-        parameters. While an exchange is under way, some of its chunks are of the round
-        that arrives.
+      shared: What is the same on all groups: the anchor, in chunks, the state of the
+        outer optimizer, and `state.model_state`. `state.params` is the anchor in the
+        shapes of the parameters. While an exchange is under way, some of its chunks
+        are of the round that arrives.
       own: What each group has of its own, with a leading axis of groups. `state.local`
         is what it trains.
       position: The place of the next step in its round, kept on the host.
@@ -168,6 +221,11 @@ class LocalState(NamedTuple):
     def params(self) -> Any:
         """Returns the anchor, which is the same on all groups."""
         return self.shared.params
+
+    @property
+    def model_state(self) -> ModelState:
+        """Returns the model state that all groups agree on, after the last round."""
+        return self.shared.model_state
 
     @property
     def local(self) -> Common:

@@ -7,8 +7,9 @@ import optax
 
 import pipejax as pj
 from pipejax._core.executors._round_config import Reads, StepKind, alone, stacked
-from pipejax._core.message import Message, Reduced
-from pipejax._core.rounds import ChunkState, Form
+from pipejax._core.message import Message, Passengers, Reduced
+from pipejax._core.rounds import ChunkState, Form, Model, Sent
+from pipejax._core.step import Common, Trainable
 
 from ...helpers import loss_fn
 
@@ -35,15 +36,24 @@ def test_last_chunk_moves_a_group_and_the_next_round_begins_there():
     outer = optax.sgd(1.0).init(anchor)
     due = ChunkState(anchor, outer, jnp.int32(0), difference, {})
     correction = {"float32": jnp.array([0.5])}
-    form = Form.of(jnp.zeros(2), (), pj.data_mesh(2), "data")
-    reads = Reads((correction,), ({"float32": jnp.array([7.0])},), None, form)
-    total = Message({"float32": jnp.array([3.0 + 1.0])}, None, None)
+    trained = Common(Trainable(jnp.zeros(2), None), jnp.zeros(()), None, None, None)
+    form = Form.of(trained, jnp.zeros(1), pj.data_mesh(2), "data")
+    report = Passengers.of(jnp.float32(4), None)
+    sent = Sent(report, jnp.array([1.5]))
+    others = ({"float32": jnp.array([7.0])},)
+    reads = Reads((correction,), others, jnp.float32(6), sent, form)
+    total = Message({"float32": jnp.array([3.0 + 1.0])}, jnp.array([1.0]), report)
     summed = Reduced.of(total, jnp.array(True)), {}
-    kind = StepKind(exchanges=True, merges=False, begins=True)
-    params = stacked(jnp.array([5.0, 0.0]))
-    outcome = rounds().after(kind, params, due, reads, summed)
+    kind = StepKind(exchanges=True, merges=True, begins=True)
+    model = stacked(Model(jnp.array([5.0, 0.0]), jnp.float32(8)))
+    outcome = rounds().after(kind, model, due, reads, summed)
     assert outcome.due.anchor["float32"] == 2
     assert outcome.due.buffer["float32"] == 2 - (4 - 3)
-    assert outcome.arrival is None
+    assert outcome.arrival.loss == 4 / 2
+    # The group sent 1.5 of a mean of 0.5, and had gone on to 8.
+    assert outcome.agreed == 6 + 0.5
+    assert outcome.model.model_state == 8 + (6.5 - 7.5)
+    assert outcome.changes.tolist() == [7 - 6.5]
+    assert alone(outcome.model).params.tolist() == [5.5, 1]
     first, last = outcome.buffer
-    assert (first["float32"].tolist(), last["float32"].tolist()) == ([2.0], [2.0])
+    assert (first["float32"].tolist(), last["float32"].tolist()) == ([1.5], [1.0])

@@ -9,22 +9,26 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax._core.rounds import Form, Shared
+from pipejax._core.step import Common, Trainable
 from pipejax._internal.mesh import on_mesh
+from pipejax._internal.shards import Shards
 
 from ...groups import SPLITS, mesh_of, params, placed
 
 PARAMS = {"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float32)}
 
 
-def form_of(params):
-    return Form.of(params, (), pj.data_mesh(2), "data")
+def form_of(params, mesh=None, name="data", specs=()):
+    trained = Trainable(params, None, shards=Shards(params=specs))
+    common = Common(trained, None, None, None, None)
+    return Form.of(common, None, mesh or pj.data_mesh(2), name)
 
 
 def test_anchor_has_the_shapes_of_the_parameters():
     form = form_of(PARAMS)
     anchor = form.chunked(PARAMS, 3)
     outer = tuple(map(optax.sgd(1.0).init, anchor))
-    shared = Shared(anchor, outer, np.int32(0), form)
+    shared = Shared(anchor, outer, None, np.int32(0), form)
     assert jax.tree.map(np.shape, shared.params) == {"a": (2, 3), "b": (4,)}
     assert shared.params["a"].tolist() == PARAMS["a"].tolist()
 
@@ -42,7 +46,7 @@ def test_parameters_of_groups_come_back_with_their_sharding(name, kind):
     mesh, (inner, split) = mesh_of(2, name, kind), SPLITS[name]
     given = placed(mesh, name)
     specs = tuple(split.get(key, P()) for key in sorted(given))
-    form = Form.of(given, specs, mesh, "host")
+    form = form_of(given, mesh, "host", specs)
     program = on_mesh(lambda tree: form.chunked(tree, 3), mesh, P(), P(), "host")
     chunks = jax.jit(program)(given)
     for chunk in chunks:  # every element is in the chunks once
