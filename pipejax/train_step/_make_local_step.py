@@ -34,6 +34,7 @@ def make_local_step(
     outer_tx: optax.GradientTransformation | None = None,
     sync_every: int = 16,
     overlap_steps: int = 16,
+    warmup_steps: int = 0,
     microbatches: int = 1,
     compute_dtype: DTypeLike | None = None,
     axis_name: AxisName = "data",
@@ -74,6 +75,10 @@ def make_local_step(
         `optax.sgd(1.0)`.
       sync_every: Number of steps H of a round, at least 1.
       overlap_steps: Number of steps V that hide an exchange, from 0 to H.
+      warmup_steps: Number of synchronous steps before the first round, because groups
+        that train alone from random parameters move apart. They sum gradients exactly,
+        and nothing hides that. In these steps, `info.loss` is of the step itself, and
+        `info.grad_norm` is that of the mean gradient.
       microbatches: As for `make_train_step`.
       compute_dtype: As for `make_train_step`.
       axis_name: Mesh axis of the groups, or a tuple of axes.
@@ -143,5 +148,6 @@ def make_local_step(
         donate=check_flag("donate", donate),
     )
     outer = optax.sgd(1.0) if outer_tx is None else check_outer(outer_tx)
-    rounds = RoundConfig(config, outer, every, overlap)
+    warmup = check_count("warmup_steps", warmup_steps, 0)
+    rounds = RoundConfig(config, outer, every, overlap, warmup)
     return LocalTrainStep(Rounds(rounds, check_executor(executor)))

@@ -75,7 +75,7 @@ def initial_rounds(
         shared, group = jax.jit(program, out_shardings=shardings)(common)
     states = round_codec_states(config, reduction_mesh, shapes[0], abstract=abstract)
     group = group._replace(codec_states=states)
-    return LocalState(shared, group, Position.at(0, 0))
+    return LocalState(shared, group, Position.at(0, 0, config.warmup_steps))
 
 
 def round_shapes(

@@ -22,6 +22,7 @@ from pipejax._core.rounds import (
     ChunkState,
     GroupState,
     LocalState,
+    Position,
     Sent,
     Shared,
     arrived,
@@ -47,7 +48,7 @@ def regrouped(
 
     In `state`, every new group has the arrays of all `before` groups.
     """
-    taken, left = map(int, state.position)
+    taken, left, _ = map(int, state.position)
     local = functools.partial(_drained, config, before, taken, left)
     whole: Any = P()
     program = config.inner.on_mesh(local, whole, whole)
@@ -60,7 +61,8 @@ def regrouped(
     found = jax.jit(program, out_shardings=(places, None, None))
     shared, common, reports = found(state.shared, state.own)
     new = initial_rounds(config, reduction_mesh, common, like)
-    return new._replace(shared=shared), reports
+    position = Position.at(0, 0, int(state.position.warmup))
+    return LocalState(shared, new.own, position), reports
 
 
 def _drained(

@@ -141,12 +141,14 @@ class RoundConfig:
       sync_every: Number of steps H of a round.
       overlap_steps: Number of steps V in which the exchange of a round is hidden, at
         most H. With 0, it follows the last step of the round.
+      warmup_steps: Number of synchronous steps before the first round.
     """
 
     inner: StepConfig
     outer_tx: optax.GradientTransformation
     sync_every: int
     overlap_steps: int
+    warmup_steps: int = 0
 
     @property
     def chunks(self) -> int:

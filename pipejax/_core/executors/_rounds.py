@@ -44,6 +44,7 @@ from ._round_config import (
     with_model,
 )
 from ._thread import join
+from ._warm_up import WarmUp
 
 Item = TypeVar("Item")
 
@@ -83,7 +84,9 @@ class Rounds:
 
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
         """Takes one step of every group, with a chunk of the last round beside it."""
-        taken, left = map(int, state.position)
+        taken, left, warmup = map(int, state.position)
+        if warmup:
+            return self._warm_up.step(state, inputs)
         kind = StepKind(left > 0, left == 1, taken + 1 == self.config.sync_every)
         args = kind, *_parted(state, kind), inputs, _pending(state)
         try:
@@ -122,7 +125,8 @@ class Rounds:
         local = with_model(state.own.local, model)
         own = state.own._replace(local=local, reported=empty)
         join()
-        return LocalState(state.shared, own, Position.at(0, 0)), tuple(reports)
+        position = Position.at(0, 0, int(state.position.warmup))
+        return LocalState(state.shared, own, position), tuple(reports)
 
     def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
         """Returns the lowered program of a step that exchanges a chunk."""
@@ -132,7 +136,7 @@ class Rounds:
 
     def check(self, state: LocalState) -> None:
         """Raises a `ValueError` if a state is not one of these rounds."""
-        config, (taken, left) = self.config, map(int, state.position)
+        config, (taken, left, _) = self.config, map(int, state.position)
         rules = {
             "groups": (state.groups, config.inner.devices),
             "chunks, as `overlap_steps` says": (
@@ -164,7 +168,7 @@ class Rounds:
 
     def _completed(self, state: LocalState) -> tuple[LocalState, Arrival]:
         """Exchanges what is left of a round, with nothing beside it."""
-        taken, left = map(int, state.position)
+        taken, left, _ = map(int, state.position)
         for rest in reversed(range(left)):
             outcome = self._exchange(state, EXCHANGES if rest else MERGES)
             state = _applied(state, outcome)
@@ -176,6 +180,10 @@ class Rounds:
         moves, reads = _parted(state, kind)
         model = kind.model_of(moves.local)
         return self.executor.exchange(kind, model, moves.due, reads, _pending(state))
+
+    @functools.cached_property
+    def _warm_up(self) -> WarmUp:
+        return WarmUp(self.config)
 
     @functools.cached_property
     def _mean(self) -> jax.stages.Wrapped:

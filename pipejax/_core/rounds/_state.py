@@ -189,15 +189,17 @@ class Position(NamedTuple):
     Attributes:
       taken: Number of steps since the difference of the last round was taken.
       left: Number of chunks of that difference that are not exchanged yet.
+      warmup: Number of synchronous steps before the first round that are not taken yet.
     """
 
     taken: np.int32
     left: np.int32
+    warmup: np.int32
 
     @classmethod
-    def at(cls, taken: int, left: int) -> "Position":
+    def at(cls, taken: int, left: int, warmup: int = 0) -> "Position":
         """Returns the place after so many steps, with so many chunks left."""
-        return cls(np.int32(taken), np.int32(left))
+        return cls(np.int32(taken), np.int32(left), np.int32(warmup))
 
 
 class LocalState(NamedTuple):

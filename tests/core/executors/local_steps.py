@@ -11,7 +11,7 @@ from ...groups import batches, loss_fn, params, placed
 from .sharded import whole
 
 SETTINGS = {
-    "late": {"sync_every": 3, "overlap_steps": 3},
+    "late": {"sync_every": 3, "overlap_steps": 3, "warmup_steps": 2},
     "at once": {"sync_every": 4, "overlap_steps": 0},
 }
 
@@ -43,7 +43,7 @@ def trained(name, folder=None, devices=None, executor="auto"):
         mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
         state, info = train.step(state, train.batch(mine, axis_name=names))
         losses.append(info.loss)
-        if folder is not None and step == 6:
+        if folder is not None and step == 5:
             train.join()
             with checkpoint.manager(folder) as manager:
                 checkpoint.save(manager, state)

@@ -24,7 +24,7 @@ def made(name="fsdp", **settings):
 def test_groups_begin_at_the_anchor_with_nothing_in_flight():
     train, given = made(sync_every=4, overlap_steps=4)
     state = train.init(given)
-    assert tuple(state.position) == (0, 0)
+    assert tuple(state.position) == (0, 0, 0)
     for name, leaf in params().items():
         assert (state.local.trainable.params[name] == leaf[None]).all()
         assert (state.params[name] == leaf).all()

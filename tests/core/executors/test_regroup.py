@@ -41,7 +41,7 @@ def test_fewer_groups_begin_at_the_mean(steps):
     config, mesh = fewer.rounds.config, fewer.mesh
     found, others = regrouped(config, mesh, held, before=4)
     assert found.groups == 2
-    assert tuple(found.position) == (0, 0)
+    assert tuple(found.position) == (0, 0, 0)
     assert len(others) == len(reports)
     for ours, theirs in zip(others, reports, strict=True):
         np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-6)
