@@ -147,8 +147,6 @@ class FusedRounds:
         return self.config.after(kind, model, due, reads, summed)
 
     def _sum(self, due: ChunkState, reads: Reads) -> Exchange:
-        config, message = (
-            self.config.inner,
-            self.config.message(due.buffer, reads.sent, reads.form),
-        )
+        config = self.config.inner
+        message = self.config.message(due.buffer, reads.sent, reads.form)
         return averaging(message, jnp.array(True), config.sums_by, config.axis_name)

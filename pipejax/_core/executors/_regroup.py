@@ -88,26 +88,25 @@ def _drained(
         total = by_group(sent.values).sum(0) / steps
         return config.arrival(total, sent, shared.refused, groups)
 
-    locals_ = [row(params, i) for i in every]
+    held = [row(params, i) for i in every]
     if left:
         buffer = jax.tree.map(by_group, own.buffer)
         first = config.chunks - left
         shared, moved = _exchanged(config, shared, buffer, first, groups)
-        locals_ = [merged(form, locals_[i], row(moved, i)) for i in every]
+        held = [merged(form, held[i], row(moved, i)) for i in every]
         reports += (report(own.sent.report, 1),)
     if taken:
-        found = [differences(form, shared.anchor, params) for params in locals_]
+        found = [differences(form, shared.anchor, params) for params in held]
         buffer = jax.tree.map(lambda *x: jnp.stack(x), *found)
         shared, _ = _exchanged(config, shared, buffer, 0, groups)
         reports += (report(own.reported, taken),)
-    local = own.local._replace(
-        trainable=own.local.trainable._replace(params=form.whole(shared.anchor)),
-    )
+    local = own.local
     rest = local.trainable.opt_state, local.model_state
     opt_state, model_state = jax.tree.map(_mean, rest)
-    counters = local.rng, local.step
-    rng, step = row(counters, 0)
-    trainable = local.trainable._replace(opt_state=opt_state)
+    rng, step = row((local.rng, local.step), 0)
+    trainable = local.trainable._replace(
+        params=form.whole(shared.anchor), opt_state=opt_state
+    )
     common = Common(trainable, model_state, rng, local.skipped.max(), step)
     return shared._replace(model_state=model_state), common, reports
 
