@@ -1,8 +1,9 @@
 """Moves a state of local steps to another number of groups.
 
 The groups that there were exchange everything that they have changed, as in a drain.
-The new groups begin at the anchor. Each has the mean of the inner optimizers' states
-and of the model states of all old groups, and their first counters and keys.
+The new groups begin at the anchor, with the model state that all agree on. Each has the
+mean of the inner optimizers' states, the counters and keys of the first group, and the
+greatest number of skipped steps.
 
 During the conversion, every new group holds what all old groups have of their own.
 """
@@ -15,17 +16,21 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Passengers, Reduced
+from pipejax._core.message import Reduced
 from pipejax._core.rounds import (
     Arrival,
     Chunk,
     ChunkState,
     GroupState,
     LocalState,
+    Model,
     Position,
     Sent,
     Shared,
+    agreed_on,
     arrived,
+    at_agreed,
+    changes_of,
     differences,
     merged,
 )
@@ -74,54 +79,61 @@ def _drained(
     own: GroupState,
 ) -> tuple[Shared, Common, tuple[Arrival, ...]]:
     """Returns what is the same on all groups after a drain, on one new group."""
-    form, params = shared.form, own.local.trainable.params
-    reports: tuple[Arrival, ...] = ()
-    every = range(groups)
-
-    def row(tree: Tree, i: int) -> Any:
-        return jax.tree.map(lambda x: x[i], tree)
+    form, local, reports = shared.form, own.local, []
+    whole = Model(local.trainable.params, local.model_state)
+    models = [_row(whole, i) for i in range(groups)]
 
     def by_group(x: jax.Array) -> jax.Array:
-        return x.reshape(groups, -1)
+        return x.reshape(groups, x.shape[0] // groups, *x.shape[1:])
 
-    def report(sent: Passengers, steps: int) -> Arrival:
-        total = by_group(sent.values).sum(0) / steps
-        return config.arrival(total, sent, shared.refused, groups)
-
-    held = [row(params, i) for i in every]
     if left:
-        buffer = jax.tree.map(by_group, own.buffer)
+        buffer, sent = jax.tree.map(by_group, (own.buffer, own.sent))
         first = config.chunks - left
-        shared, moved = _exchanged(config, shared, buffer, first, groups)
-        held = [merged(form, held[i], row(moved, i)) for i in every]
-        reports += (report(own.sent.report, 1),)
+        shared, models, arrival = _exchanged(
+            config, shared, models, buffer, sent, first
+        )
+        reports.append(arrival)
     if taken:
-        found = [differences(form, shared.anchor, params) for params in held]
-        buffer = jax.tree.map(lambda *x: jnp.stack(x), *found)
-        shared, _ = _exchanged(config, shared, buffer, 0, groups)
-        reports += (report(own.reported, taken),)
-    local = own.local
-    rest = local.trainable.opt_state, local.model_state
-    opt_state, model_state = jax.tree.map(_mean, rest)
-    rng, step = row((local.rng, local.step), 0)
+        moved = [differences(form, shared.anchor, model.params) for model in models]
+        changes = [
+            changes_of(form, model.model_state, shared.model_state) for model in models
+        ]
+        report = jax.tree.map(lambda x: by_group(x) / taken, own.reported)
+        sent = Sent(report, _rows(changes))
+        shared, models, arrival = _exchanged(
+            config, shared, models, _rows(moved), sent, 0
+        )
+        reports.append(arrival)
+    opt_state = jax.tree.map(_mean, local.trainable.opt_state)
+    model_state = at_agreed(form, models[0].model_state, shared.model_state)
+    rng, step = _row((local.rng, local.step), 0)
     trainable = local.trainable._replace(
         params=form.whole(shared.anchor), opt_state=opt_state
     )
     common = Common(trainable, model_state, rng, local.skipped.max(), step)
-    return shared._replace(model_state=model_state), common, reports
+    return shared._replace(model_state=model_state), common, tuple(reports)
 
 
 def _exchanged(
-    config: RoundConfig, shared: Shared, sent: Chunks, first: int, groups: int
-) -> tuple[Shared, Chunks]:
-    """Returns what is shared after the exchange of chunks, and all corrections."""
-    corrections = list(sent)
+    config: RoundConfig,
+    shared: Shared,
+    models: list[Model],
+    buffer: Chunks,
+    sent: Sent,
+    first: int,
+) -> tuple[Shared, list[Model], Arrival]:
+    """Exchanges the chunks from `first` on, and merges all groups.
+
+    `buffer` and `sent` have a leading axis of groups.
+    """
+    groups, form, corrections = len(models), shared.form, list(buffer)
+    every = [_row(sent, i) for i in range(groups)]
     for number in range(first, config.chunks):
-        chunk = sent[number]
+        chunk, last = buffer[number], number + 1 == config.chunks
         if config.chunk_spec:
             chunk = constrained(chunk, (P(None, *config.chunk_spec),) * len(chunk))
-        total = jax.tree.map(lambda x: x.sum(0), chunk)
-        message = config.message(total, None, shared.form)
+        total, carried = jax.tree.map(lambda x: x.sum(0), (chunk, sent))
+        message = config.message(total, carried if last else None, form)
         reduced = Reduced.of(message, jnp.array(True))
         due = ChunkState(
             shared.anchor[number], shared.outer[number], shared.refused, chunk, ()
@@ -132,22 +144,36 @@ def _exchanged(
             return arrived(config.outer_tx, due, reduced, (), groups)
 
         nothing: Any = None
-        every: Any = ChunkState(nothing, nothing, nothing, nothing, nothing)
-        every = every._replace(buffer=0)
-        after = jax.vmap(of_group, out_axes=every)(chunk)
+        axes: Any = ChunkState(nothing, nothing, nothing, nothing, nothing)
+        after = jax.vmap(of_group, out_axes=axes._replace(buffer=0))(chunk)
         anchor, outer = list(shared.anchor), list(shared.outer)
         anchor[number], outer[number] = after.anchor, after.outer
         corrections[number] = after.buffer
         shared = shared._replace(
             anchor=tuple(anchor), outer=tuple(outer), refused=after.refused
         )
-    return shared, tuple(corrections)
+    found, agreed = [], shared.model_state
+    for i, model in enumerate(models):
+        params = merged(form, model.params, _row(corrections, i))
+        own = agreed, model.model_state, every[i].changes
+        after_state, state = agreed_on(*own, reduced, groups)
+        found.append(Model(params, state))
+    values = reduced.sum.passengers.values
+    arrival = config.arrival(values, every[0].report, shared.refused, groups)
+    return shared._replace(model_state=after_state), found, arrival
+
+
+def _row(tree: Tree, i: int) -> Any:
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+def _rows(trees: list[Tree]) -> Any:
+    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
 def _mean(x: jax.Array) -> jax.Array:
-    """Returns the mean over groups, or the first of counters and keys."""
+    """Returns the mean over groups; the first where all are equal, and of counters."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x[0]
-    if jnp.iscomplexobj(x):
-        return x.mean(0)
-    return x.astype(working_dtype(x.dtype)).mean(0).astype(x.dtype)
+    wide = x if jnp.iscomplexobj(x) else x.astype(working_dtype(x.dtype))
+    return jnp.where((x == x[:1]).all(0), x[0], wide.mean(0).astype(x.dtype))

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import InFlight, mean_of, valid_at_once
+from pipejax._core.message import InFlight, Passengers, mean_of, valid_at_once
 from pipejax._core.rounds import (
     Chunk,
     LocalInfo,
@@ -20,6 +20,7 @@ from pipejax._core.rounds import (
     Position,
     RoundInfo,
     Shared,
+    check_report,
 )
 from pipejax._core.step import Common, Inputs, apply, inputs_over
 from pipejax._internal.types import ModelState
@@ -47,7 +48,8 @@ class WarmUp:
         shared, own, mesh = state.shared, state.own, self.config.inner.mesh
         wait_turn(mesh, own.local.step)
         moved = own.local, shared.anchor
-        found = self._program(moved, shared._replace(anchor=()), inputs)
+        rest = shared._replace(anchor=()), own.reported
+        found = self._program(moved, *rest, inputs)
         hand_on(mesh, found)
         (local, anchor), model_state, info = found
         left = int(state.position.warmup) - 1
@@ -66,20 +68,21 @@ class WarmUp:
         nothing: Any = RoundInfo(*(whole for _ in RoundInfo._fields))
         info = nothing._replace(**{name: own for name in LocalInfo._fields})
         moved = own, whole
-        specs = moved, whole, inputs_over(config.axis_name)
+        specs = moved, whole, own, inputs_over(config.axis_name)
         return jax.jit(
             config.on_mesh(self._local_step, specs, (moved, whole, info)),
-            in_shardings=(None, None, config.inputs),
+            in_shardings=(None, None, None, config.inputs),
             donate_argnums=(0,) if config.donate else (),
         )
 
     def _local_step(
-        self, moved: Moved, shared: Shared, inputs: Inputs
+        self, moved: Moved, shared: Shared, reported: Passengers, inputs: Inputs
     ) -> tuple[Moved, ModelState, RoundInfo]:
         """Runs one group's part of a step."""
         config, form, local = self.config.inner, shared.form, alone(moved[0])
         nothing = InFlight((), jnp.zeros(1, jnp.int32), {})
         message, computed = config.step.compute(local, nothing, inputs)
+        check_report(reported, message)
         all_reduce = psum().on(config.mesh)
         exchange = config.step.exchange(None, message, valid_at_once(), all_reduce)
         reduced, _ = exchange.run({})

@@ -9,6 +9,7 @@ from ._model_state import at_agreed as at_agreed
 from ._model_state import changes_of as changes_of
 from ._round import ChunkState as ChunkState
 from ._round import arrived as arrived
+from ._round import check_report as check_report
 from ._round import differences as differences
 from ._round import inner_step as inner_step
 from ._round import merged as merged

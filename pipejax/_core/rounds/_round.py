@@ -122,6 +122,13 @@ def message_of(chunk: Chunk, sent: Sent | None, shards: Shards) -> Message:
 
 def reporting(before: Passengers, message: Message) -> Passengers:
     """Returns the report of a round with what one more step reports."""
+    check_report(before, message)
+    values = before.values + message.passengers.values
+    return dataclasses.replace(before, values=values)
+
+
+def check_report(before: Passengers, message: Message) -> None:
+    """Raises a `ValueError` if a state has no room for what a step reports."""
     if message.passengers.names != before.names:
         raise ValueError(
             "`batch` must be given to `train.init` when `loss_fn` returns metrics or a"
@@ -129,5 +136,3 @@ def reporting(before: Passengers, message: Message) -> Passengers:
             " room. Call `train.init(params, ..., batch=batch)`, with arrays or their"
             " shapes, jax.ShapeDtypeStruct."
         )
-    values = before.values + message.passengers.values
-    return dataclasses.replace(before, values=values)

@@ -124,3 +124,15 @@ def test_run_continues_from_a_checkpoint_inside_a_warm_up(tmp_path):
 def test_negative_number_of_steps_is_refused():
     with pytest.raises(ValueError, match="`warmup_steps` must be an integer"):
         made("copies", warmup_steps=-1)
+
+
+def test_report_without_its_batch_is_refused_in_the_first_step():
+    def reporting(params, batch):
+        return (params * batch["x"].sum()).sum(), pj.Aux({"seen": batch["x"].sum()})
+
+    train = pj.make_local_step(
+        reporting, optax.sgd(0.1), mesh=pj.data_mesh(2), warmup_steps=3
+    )
+    state = train.init(np.ones(2, np.float32))
+    with pytest.raises(ValueError, match=r"`batch` must be given to `train.init`"):
+        train.step(state, batches(1)[0])

@@ -159,3 +159,61 @@ def test_checkpoint_has_the_model_state(tmp_path, groups):
         np.testing.assert_allclose(mean, wanted["mean"], rtol=1e-5)
     assert found.local.model_state["count"].tolist() == [7, 7]
     run(other, found, data[7:])
+
+
+def test_move_to_other_groups_leaves_constants_alone(tmp_path):
+    """A mean of three floats may be another float, and a sum may overflow."""
+    data, rounds = batches(4, size=12), {"sync_every": 3, "overlap_steps": 2}
+    constant = np.array([0.1, 0.7, 2e38, 1 / 3], np.float32)
+
+    def loss(params, batch, *, model_state):
+        counted = model_state | {"count": model_state["count"] + 1}
+        return loss_fn(params, batch), pj.Aux(model_state=counted)
+
+    def of(groups):
+        mesh, tx = pj.data_mesh(groups), optax.inject_hyperparams(optax.sgd)(0.1)
+        train = pj.make_local_step(loss, tx, mesh=mesh, **rounds)
+        given = {"constant": constant, "count": np.int32(0)}
+        return train, train.init(params(), model_state=given, batch=data[0])
+
+    (train, state), (other, like) = of(3), of(2)
+    state = run_plain(train, state, data)
+    with checkpoint.manager(tmp_path) as manager:
+        checkpoint.save(manager, state)
+        manager.wait_until_finished()
+        found = checkpoint.restore(manager, other, like).state
+    assert found.model_state["constant"].tolist() == constant.tolist()
+    for each in found.local.model_state["constant"]:
+        assert each.tolist() == constant.tolist()
+    rates = found.local.trainable.opt_state.hyperparams["learning_rate"]
+    assert rates.tolist() == [np.float32(0.1)] * 2
+
+
+def test_move_to_other_groups_refuses_nan_as_a_drain_does(tmp_path):
+    data, rounds = batches(6), {"sync_every": 4, "overlap_steps": 2}
+    data[-1]["x"][0, 0] = np.nan
+
+    def of(groups):
+        train = made(groups=groups, skip_nonfinite=False, **rounds)
+        return train, train.init(params(), model_state=start(), batch=data[0])
+
+    (train, state), (other, like) = of(2), of(1)
+    state = run(train, state, data)
+    drained, _ = train.drain(state)
+    with checkpoint.manager(tmp_path) as manager:
+        checkpoint.save(manager, state)
+        manager.wait_until_finished()
+        found = checkpoint.restore(manager, other, like).state
+    assert np.isfinite(found.model_state["mean"]).all()
+    for ours, theirs in (
+        (found.model_state["mean"], drained.model_state["mean"]),
+        (found.params["up"], drained.params["up"]),
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert int(found.shared.refused) == int(drained.shared.refused) > 0
+
+
+def run_plain(train, state, data):
+    for batch in data:
+        state, _ = train.step(state, batch)
+    return state
