@@ -1,5 +1,6 @@
 """Checks that the form to restore is that of a state of the train step."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -49,13 +50,37 @@ def rounds_form_of(like: Any, train: LocalTrainStep) -> LocalState:
             "`like` must be a pj.LocalState of the form to restore, got"
             f" {type(like).__name__}. {_PASS}"
         )
-    wanted, found = train.rounds.config.inner.devices, like.groups
-    if wanted != found:
-        raise ValueError(
-            f"`like` must be a state of `train`, with {wanted} groups; got {found}."
-            f" {_PASS}"
-        )
-    return jax.eval_shape(lambda tree: tree, like)
+    config, shared = train.rounds.config, like.shared
+    mesh, axis = config.inner.mesh, config.inner.axis_name
+    rules = {
+        "groups": (config.inner.devices, like.groups),
+        "inner axes": (inner_axes(mesh, axis), like.local.shards.inner),
+    }
+    for name, (wanted, found) in rules.items():
+        if wanted != found:
+            raise ValueError(
+                f"`like` must be a state of `train`, with {wanted} {name}; got {found}."
+                f" {_PASS}"
+            )
+    form = jax.eval_shape(lambda tree: tree, like)
+    local = jax.tree.map(lambda x: x.update(shape=x.shape[1:]), form.local.trainable)
+    optimizers = [
+        ("opt_state", config.inner.step.settings.tx, local.params, local.opt_state),
+        *(
+            ("shared.outer", config.outer_tx, *pair)
+            for pair in zip(form.shared.anchor, form.shared.outer, strict=True)
+        ),
+    ]
+    for name, tx, params, opt_state in optimizers:
+        if found := opt_state_difference(tx, params, opt_state, name):
+            path, rule, value = found
+            raise ValueError(
+                "`train` must have the optimizers that `like` has states of: its own"
+                f" state has `{path}` {rule}; got {value} in its place. {_PASS}"
+            )
+    # Arrays are restored onto the mesh of `train`, wherever `like` lies.
+    own = dataclasses.replace(shared.form, mesh=mesh, axis_name=axis)
+    return form._replace(shared=form.shared._replace(form=own))
 
 
 def check_optimizer_of(train: TrainStep, like: PipelineState) -> None:

@@ -52,11 +52,15 @@ _GO_ON = (
 def check_passengers(
     path: epath.Path, meta: dict[str, Any], like: PipelineState
 ) -> None:
-    check_names(path, meta["passengers"] if meta["in_flight"] else None, like)
+    saved = meta["passengers"] if meta["in_flight"] else None
+    check_names(path, saved, like, _GO_ON)
 
 
 def check_names(
-    path: epath.Path, saved: list[str] | None, like: PipelineState | LocalState
+    path: epath.Path,
+    saved: list[str] | None,
+    like: PipelineState | LocalState,
+    go_on: str,
 ) -> None:
     """Raises a `ValueError` if `like` has no room for the names in flight."""
     wanted = passengers_of(like)
@@ -67,7 +71,7 @@ def check_names(
             f" {wanted}. If the loss function is the same, give `batch=` to"
             " `train.init` or `train.abstract_state`. To change it, save a state that"
             " was drained, `state, _ = train.drain(state)`, or restore the checkpoint"
-            f" with the old loss function. {_GO_ON}"
+            f" with the old loss function. {go_on}"
         )
 
 

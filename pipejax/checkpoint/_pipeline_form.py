@@ -84,7 +84,7 @@ def _anew(
     )
     read = {
         QUEUE: meta["in_flight"] != 0,
-        CODECS: before.same_codecs(now, train),
+        CODECS: before.same_codecs(now, *(x.all_reduce for x in train.phases)),
         MEAN: same_mean,
         SLOPES: same_mean,
     }

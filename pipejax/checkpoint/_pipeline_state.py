@@ -54,7 +54,7 @@ def _with_empty_queue(
     form = wanted.in_flight._replace(codec_states={})
     data = axes(train.axis_name)
     shardings = in_flight_shardings(form, train.config, data)
-    pending = _zeros(form.pending, shardings.pending)
+    pending = zeros(form.pending, shardings.pending)
     return state._replace(in_flight=state.in_flight._replace(pending=pending))
 
 
@@ -62,20 +62,24 @@ def _with_new_mean(
     train: TrainStep, state: PipelineState, wanted: PipelineState
 ) -> PipelineState:
     common = state_shardings(common_of(wanted), train.mesh, train.axis_name)
-    mean = _zeros(wanted.mean, common.trainable.mean)
+    mean = zeros(wanted.mean, common.trainable.mean)
     if mean is not None:
         # With a sharded optimizer, an unknown mean says that its state is new.
         mean = mean._replace(known=mean.known | bool(state.shards.data_axes))
-    slopes = _zeros(wanted.slopes, common.trainable.slopes)
+    slopes = zeros(wanted.slopes, common.trainable.slopes)
     trained = state.trainable._replace(mean=mean, slopes=slopes)
     return state._replace(trainable=trained)
 
 
-def _zeros(form: Any, shardings: Any) -> Any:
-    def zeros() -> Any:
+def zeros(form: Any, shardings: Any = None) -> Any:
+    """Returns arrays of zeros, in the shardings of `form` if none are given."""
+    if shardings is None:
+        shardings = jax.tree.map(lambda x: x.sharding, form)
+
+    def made() -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
 
-    return jax.jit(zeros, out_shardings=shardings)()
+    return jax.jit(made, out_shardings=shardings)()
 
 
 def _with_new_codec_states(

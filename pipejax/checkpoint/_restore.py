@@ -138,7 +138,7 @@ def _kind(train: Any, like: Any) -> tuple[Choose, Callable[[Saved], Any]]:
         rounds = rounds_form_of(like, train)
         return (
             functools.partial(wanted_of_rounds, train, rounds),
-            functools.partial(rounds_state, train),
+            functools.partial(rounds_state, train, rounds),
         )
     form = form_of(like, train)
     return (

@@ -14,10 +14,13 @@ from pipejax.train_step import LocalState, LocalTrainStep
 
 from ._check_saved import check_form, check_kind, check_names
 from ._leaves import part_of
+from ._pipeline_state import zeros
 from ._read import Saved, Wanted, rebuilt
 from ._spread import Spread
 
+# Parts of a state that are sometimes not read, but made anew.
 CODECS = "own.codec_states"
+REPORTS = "own.reported", "own.sent"
 _log = logging.getLogger(__name__)
 
 
@@ -51,10 +54,19 @@ def wanted_of_rounds(
             f" checkpoint in {path} has taken in its round; got {config.sync_every}."
             " To change it, restore the checkpoint with its old value and drain it."
         )
-    check_names(path, meta["passengers"], like)
-    anew = () if before == now else (CODECS,)
-    if anew:
+    moves = meta["rounds"]["taken"] or meta["rounds"]["left"]
+    check_names(path, meta["passengers"] if moves else None, like, _GO_ON)
+    same = before.same_codecs(now, config.inner.all_reduce)
+    anew: tuple[str, ...] = () if same else (CODECS,)
+    # With nothing in flight, the loss function may be another.
+    anew += () if moves else REPORTS
+    nothing: Any = None
+    if CODECS in anew:
         placed = placed._replace(own=placed.own._replace(codec_states=()))
+    if not moves:
+        placed = placed._replace(
+            own=placed.own._replace(reported=nothing, sent=nothing)
+        )
     if before.devices != now.devices:
         placed = placed._replace(own=_of_groups(placed, before.devices))
     saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
@@ -64,19 +76,30 @@ def wanted_of_rounds(
 
 
 def rounds_state(
-    train: LocalTrainStep, saved: Saved
+    train: LocalTrainStep, like: LocalState, saved: Saved
 ) -> tuple[LocalState, bool, tuple[Arrival, ...]]:
-    """Returns the state, whether it was drained, and the reports of the drain."""
+    """Returns the state, whether it was drained, and the reports of the drain.
+
+    `like` has the shapes of the state.
+    """
     state, before = rebuilt(saved), saved.wanted.devices
     config, mesh = train.rounds.config, train.rounds.executor.reduction_mesh
-    if lost := [x for x in saved.meta["leaves"] if part_of(x, saved.wanted.anew)]:
+    codecs = tuple(part for part in saved.wanted.anew if part == CODECS)
+    if lost := [name for name in saved.meta["leaves"] if part_of(name, codecs)]:
         _log.warning(
-            "checkpoint of other groups: residuals of error feedback start from zero,"
+            "checkpoint of other devices: residuals of error feedback start from zero,"
             " and PRNG keys and warm starts of codecs begin anew. Not restored: %s",
             ", ".join(lost),
         )
+    if state.own.reported is None:
+        placed = _placed(train, like)
+        same = before == config.inner.devices
+        form = placed.own if same else _of_groups(placed, before)
+        state = state._replace(
+            own=state.own._replace(reported=zeros(form.reported), sent=zeros(form.sent))
+        )
     if before == config.inner.devices:
-        if saved.wanted.anew:
+        if codecs:
             states = round_codec_states(config, mesh, state.shared, abstract=False)
             state = state._replace(own=state.own._replace(codec_states=states))
         return state, False, ()
@@ -107,3 +130,9 @@ def _of_groups(state: LocalState, before: int) -> Any:
         return leaf.update(shape=(length, *leaf.shape[1:]), sharding=whole)
 
     return jax.tree.map(of_all, state.own)
+
+
+_GO_ON = (
+    "Then drain it, and call `train.init(state.params, model_state=state.model_state,"
+    " batch=batch)` of the new local step."
+)

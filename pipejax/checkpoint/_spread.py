@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 
 from pipejax._core.executors import codec_states
 from pipejax._internal.mesh import axes, inner_axes
+from pipejax.collectives import AllReduce
 from pipejax.train_step import LocalState, PipelineState, TrainStep
 
 Axes = list[list[Any]]
@@ -62,12 +63,13 @@ class Spread(NamedTuple):
     def same_shards(self, other: "Spread") -> bool:
         return self[:3] == other[:3]
 
-    def same_codecs(self, other: "Spread", train: TrainStep) -> bool:
+    def same_codecs(self, other: "Spread", *algorithms: AllReduce) -> bool:
+        """Returns whether codec states of one spread can be those of the other."""
         # If only one of the spreads has codec states, the codecs differ, which shows
         # when the states are compared.
         if None in (self.codecs, other.codecs) or not self.same_shards(other):
             return self.same_shards(other)
-        if any(x.all_reduce.axes is not None for x in (*train.earlier, train.config)):
+        if any(x.axes is not None for x in algorithms):
             return self.codecs == other.codecs
         # Axis names do not matter where the all-reduce treats all axes of the data as
         # one.

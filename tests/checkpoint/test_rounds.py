@@ -13,7 +13,7 @@ from pipejax.codecs import error_feedback, int8
 from pipejax.collectives import psum, two_shot
 
 from ..grid import grid
-from ..groups import SPLITS, batches, loss_fn, mesh_of, placed
+from ..groups import SPLITS, batches, loss_fn, mesh_of, params, placed
 from ..helpers import assert_bits_equal
 from .helpers import init, train_step
 
@@ -171,3 +171,89 @@ def test_like_of_another_kind_is_refused(tmp_path):
             checkpoint.restore(manager, train, init(train_step(2)))
         with pytest.raises(ValueError, match="with 2 groups; got 4"):
             checkpoint.restore(manager, train, other.abstract_state(wider))
+
+
+@pytest.mark.parametrize("given", [FEEDBACK, psum()])
+def test_other_codec_is_refused(tmp_path, given):
+    train, params = made(all_reduce=given)
+    saved(tmp_path, train, train.init(params))
+    other = psum() if given is FEEDBACK else FEEDBACK
+    with pytest.raises(ValueError, match="codec_states"):
+        restored(tmp_path, *made(all_reduce=other))
+
+
+def test_renamed_axis_keeps_residuals(tmp_path):
+    def of(axis):
+        return pj.make_local_step(
+            loss_fn,
+            optax.adamw(1e-2),
+            mesh=pj.data_mesh(2, axis_name=axis),
+            axis_name=axis,
+            sync_every=2,
+            overlap_steps=1,
+            all_reduce=FEEDBACK,
+        )
+
+    train, other = of("data"), of("host")
+    state = train.init(params())
+    for batch in batches(5):
+        state, _ = train.step(state, batch)
+    saved(tmp_path, train, state)
+    found = restored(tmp_path, other, params()).state
+    assert_bits_equal(*jax.device_get([x.own.codec_states for x in (found, state)]))
+    assert any(leaf.any() for leaf in jax.tree.leaves(found.own.codec_states))
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_drained_state_continues_with_another_loss(tmp_path, groups):
+    def counted(params, batch):
+        return loss_fn(params, batch), pj.Aux({"seen": batch["x"].sum()})
+
+    def of(loss, groups):
+        return pj.make_local_step(
+            loss,
+            optax.adamw(1e-2),
+            mesh=pj.data_mesh(groups),
+            sync_every=2,
+            overlap_steps=1,
+        )
+
+    train, other = of(counted, 2), of(loss_fn, groups)
+    state = train.init(params(), batch=batches(1)[0])
+    for batch in batches(3):
+        state, _ = train.step(state, batch)
+    saved(tmp_path / "within", train, state)
+    with pytest.raises(ValueError, match=r"in flight.*seen.*drained.*batch=batch"):
+        restored(tmp_path / "within", other, params())
+    saved(tmp_path / "drained", train, train.drain(state)[0])
+    found = restored(tmp_path / "drained", other, params()).state
+    for batch in batches(4):
+        found, info = other.step(found, batch)
+    assert np.isfinite(info.local_loss).all()
+
+
+@pytest.mark.parametrize(
+    ("tx", "outer_tx", "message"),
+    [
+        (optax.sgd(0.1), optax.sgd(0.7, momentum=0.9), "`opt_state"),
+        (optax.adamw(1e-2), optax.adam(0.1), "`shared.outer"),
+    ],
+)
+def test_like_of_another_optimizer_is_refused(tmp_path, tx, outer_tx, message):
+    train, given = made()
+    state = train.init(given)
+    saved(tmp_path, train, state)
+    other = pj.make_local_step(
+        loss_fn,
+        tx,
+        outer_tx=outer_tx,
+        mesh=train.mesh,
+        axis_name="host",
+        sync_every=4,
+        overlap_steps=3,
+    )
+    with (
+        checkpoint.manager(tmp_path, read_only=True) as manager,
+        pytest.raises(ValueError, match=message),
+    ):
+        checkpoint.restore(manager, other, state)

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
@@ -172,3 +174,66 @@ def test_round_without_weight_moves_the_anchor_and_its_residual():
         for pair in states
     ]
     assert moved == fed == [False, True]
+
+
+def test_state_of_another_kind_is_refused():
+    train = made(loss_fn)
+    plain = pj.make_train_step(loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(4))
+    state = plain.init(init_params())
+    for call in (lambda: train.step(state, batches(1)[0]), lambda: train.drain(state)):
+        with pytest.raises(ValueError, match=r"`state` must be the pj.LocalState"):
+            call()
+
+
+def test_state_of_other_inner_axes_is_refused():
+    def of(name):
+        mesh = pj.data_mesh(4, axis_name=("host", name), hosts=2)
+        return made(loss_fn, mesh=mesh, axis_name="host")
+
+    state = of("device").init(init_params())
+    with pytest.raises(ValueError, match=r"\('fsdp',\) inner axes; got .*'device'"):
+        of("fsdp").step(state, batches(1)[0])
+
+
+def test_donated_state_is_refused_and_has_no_parameters():
+    train = made(loss_fn, donate=True, sync_every=1)
+    state, _ = train.step(train.init(init_params()), batches(1)[0])
+    assert state.params["bias"].shape == (7,)
+    train.step(state, batches(1)[0])
+    with pytest.raises(ValueError, match="`state` must not have been donated"):
+        train.step(state, batches(1)[0])
+    with pytest.raises(ValueError, match="`state` must not have been donated"):
+        assert state.params
+
+
+@pytest.mark.parametrize("axes", [("data",), ("data", "fsdp")])
+def test_params_have_the_axis_types_of_the_mesh(axes):
+    def with_state(params, batch, *, model_state):
+        mean = 0.9 * model_state + 0.1 * batch["x"].mean()
+        return loss_fn(params, batch), pj.Aux(model_state=mean)
+
+    sizes, kinds = (2,) * len(axes), (AxisType.Explicit,) * len(axes)
+    devices = jax.devices()[: 2 ** len(axes)]
+    mesh = jax.make_mesh(sizes, axes, axis_types=kinds, devices=devices)
+    train = made(with_state, mesh=mesh)
+    state = train.init(init_params(), model_state=jnp.float32(0))
+    for batch in batches(4):
+        state, _ = train.step(state, train.batch(batch, axis_name=axes))
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(batch, NamedSharding(mesh, P()))
+        loss = with_state(state.params, placed, model_state=state.model_state)[0]
+    assert np.isfinite(loss)
+    twin = made(with_state, mesh=pj.data_mesh(2))
+    wanted = twin.init(init_params(), model_state=jnp.float32(0))
+    for batch in batches(4):
+        wanted, _ = twin.step(wanted, batch)
+    ends = jax.device_get([(x.params, x.model_state) for x in (state, wanted)])
+    chex.assert_trees_all_close(*ends, rtol=1e-5, atol=1e-6)
+
+
+def test_params_are_read_under_any_mesh():
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    for train in (made(loss_fn), made(loss_fn, mesh=mesh, axis_name="host")):
+        state = train.init(init_params())
+        with jax.set_mesh(jax.make_mesh((8,), ("data",))):
+            assert np.array_equal(state.params["out"], init_params()["out"])

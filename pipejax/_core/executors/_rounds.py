@@ -21,7 +21,8 @@ from pipejax._core.rounds import (
     Shared,
     at_agreed,
 )
-from pipejax._core.step import Common, Inputs
+from pipejax._core.step import Common, Inputs, is_deleted
+from pipejax._internal.mesh import inner_axes
 from pipejax._internal.types import ModelState
 
 from ._choose import choose_rounds
@@ -136,8 +137,21 @@ class Rounds:
 
     def check(self, state: LocalState) -> None:
         """Raises a `ValueError` if a state is not one of these rounds."""
+        if not isinstance(state, LocalState):
+            raise ValueError(
+                "`state` must be the pj.LocalState that `train.init` returned, got"
+                f" {type(state).__name__}."
+            )
+        if any(map(is_deleted, jax.tree.leaves(state))):
+            raise ValueError(
+                "`state` must not have been donated, got one with deleted arrays: a"
+                " step made with donate=True has overwritten them. Go on from the state"
+                " which that step returned, or copy what you keep."
+            )
         config, (taken, left, _) = self.config, map(int, state.position)
-        rules = {
+        mesh, axis = config.inner.mesh, config.inner.axis_name
+        rules: dict[str, tuple[Any, Any]] = {
+            "inner axes": (state.local.shards.inner, inner_axes(mesh, axis)),
             "groups": (state.groups, config.inner.devices),
             "chunks, as `overlap_steps` says": (
                 len(state.shared.anchor),

@@ -29,9 +29,6 @@ from pipejax.collectives import psum
 from ._round_config import RoundConfig, alone, stacked
 from ._turns import hand_on, wait_turn
 
-Moved = tuple[Common, tuple[Chunk, ...]]
-"""What a group trains, and the anchor."""
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WarmUp:
@@ -47,11 +44,10 @@ class WarmUp:
         """Takes one synchronous step."""
         shared, own, mesh = state.shared, state.own, self.config.inner.mesh
         wait_turn(mesh, own.local.step)
-        moved = own.local, shared.anchor
         rest = shared._replace(anchor=()), own.reported
-        found = self._program(moved, *rest, inputs)
+        found = self._program(own.local, *rest, inputs)
         hand_on(mesh, found)
-        (local, anchor), model_state, info = found
+        local, anchor, model_state, info = found
         left = int(state.position.warmup) - 1
         state = LocalState(
             shared._replace(anchor=anchor, model_state=model_state),
@@ -67,19 +63,18 @@ class WarmUp:
         own: Any = P(config.axis_name)
         nothing: Any = RoundInfo(*(whole for _ in RoundInfo._fields))
         info = nothing._replace(**{name: own for name in LocalInfo._fields})
-        moved = own, whole
-        specs = moved, whole, own, inputs_over(config.axis_name)
+        specs = own, whole, own, inputs_over(config.axis_name)
         return jax.jit(
-            config.on_mesh(self._local_step, specs, (moved, whole, info)),
+            config.on_mesh(self._local_step, specs, (own, whole, whole, info)),
             in_shardings=(None, None, None, config.inputs),
             donate_argnums=(0,) if config.donate else (),
         )
 
     def _local_step(
-        self, moved: Moved, shared: Shared, reported: Passengers, inputs: Inputs
-    ) -> tuple[Moved, ModelState, RoundInfo]:
+        self, local: Common, shared: Shared, reported: Passengers, inputs: Inputs
+    ) -> tuple[Common, tuple[Chunk, ...], ModelState, RoundInfo]:
         """Runs one group's part of a step."""
-        config, form, local = self.config.inner, shared.form, alone(moved[0])
+        config, form, local = self.config.inner, shared.form, alone(local)
         nothing = InFlight((), jnp.zeros(1, jnp.int32), {})
         message, computed = config.step.compute(local, nothing, inputs)
         check_report(reported, message)
@@ -93,4 +88,4 @@ class WarmUp:
         own = LocalInfo(*stacked((loss, info.grad_norm, info.applied, info.skipped)))
         anchor = form.chunked(local.trainable.params, self.config.chunks)
         report = RoundInfo(**arrival._asdict(), **own._asdict())
-        return (stacked(local), anchor), local.model_state, report
+        return stacked(local), anchor, local.model_state, report

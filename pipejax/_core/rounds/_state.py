@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Passengers
-from pipejax._core.step import Common
-from pipejax._internal.mesh import AxisName, on_mesh
+from pipejax._core.step import Common, is_deleted
+from pipejax._internal.mesh import AxisName, auto_mesh, on_mesh, without_mesh
 from pipejax._internal.structures import of_leaves
 from pipejax._internal.types import CodecStates, ModelState, Tree
 
@@ -79,15 +79,29 @@ class Form:
         like = jax.tree.unflatten(self.structure, self.leaves)
         return whole(chunks, like, self.specs)
 
+    @without_mesh()
     def params(self, chunks: Sequence[Chunk]) -> Any:
         """Undoes `chunked`, outside of the programs of groups."""
-        if not self.specs:
-            return self.whole(chunks)
-        found = jax.tree.leaves(self._params(tuple(chunks)))
-        places = (NamedSharding(self.mesh, spec) for spec in self.specs)
-        # This gives the arrays the axis types of the mesh.
-        found = [jax.device_put(*pair) for pair in zip(found, places, strict=True)]
-        return jax.tree.unflatten(self.structure, found)
+        if any(map(is_deleted, jax.tree.leaves(list(chunks)))):
+            raise ValueError(
+                "`state` must not have been donated, got one whose anchor is deleted: a"
+                " step made with donate=True has overwritten it. Read the parameters of"
+                " the state which that step returned."
+            )
+        found = self._params(tuple(chunks)) if self.specs else self.whole(chunks)
+        return self.typed(found, self.specs)
+
+    @without_mesh()
+    def typed(self, tree: Tree, specs: tuple[P, ...]) -> Any:
+        """Returns arrays with the axis types of the mesh, split by `specs`."""
+        leaves, structure = jax.tree.flatten(tree)
+        if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+            return tree
+        if not specs and auto_mesh(self.mesh) == self.mesh:
+            return tree
+        places = [NamedSharding(self.mesh, x) for x in specs or (P(),) * len(leaves)]
+        found = [jax.device_put(*pair) for pair in zip(leaves, places, strict=True)]
+        return jax.tree.unflatten(structure, found)
 
     @functools.cached_property
     def _params(self) -> jax.stages.Wrapped:
@@ -227,7 +241,8 @@ class LocalState(NamedTuple):
     @property
     def model_state(self) -> ModelState:
         """Returns the model state that all groups agree on, after the last round."""
-        return self.shared.model_state
+        form, specs = self.shared.form, self.local.shards.model_state
+        return form.typed(self.shared.model_state, specs)
 
     @property
     def local(self) -> Common:
