@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+import pipejax as pj
 
 # How the devices of a group shard the parameters, by its axes of two devices each.
 SPLITS = {
@@ -59,3 +62,11 @@ def batches(steps, size=16):
         }
         for _ in range(steps)
     ]
+
+
+def local_step(mesh, **settings):
+    """Returns local steps of the groups along the first axis of a mesh."""
+    settings = {"axis_name": mesh.axis_names[0]} | settings
+    loss = settings.pop("loss", loss_fn)
+    tx = settings.pop("tx", optax.adamw(1e-2))
+    return pj.make_local_step(loss, tx, mesh=mesh, **settings)

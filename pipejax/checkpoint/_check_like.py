@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import optax
 
 from pipejax._core.checks import opt_state_difference
 from pipejax._core.message import width_of
@@ -34,12 +35,7 @@ def form_of(like: Any, train: TrainStep) -> PipelineState:
             bool(like.shards.data_axes),
         ),
     }
-    for name, (wanted, found) in rules.items():
-        if wanted != found:
-            raise ValueError(
-                f"`like` must be a state of `train`, with {name} {wanted}; got {name}"
-                f" {found}. {_PASS}"
-            )
+    _check_rules(rules)
     return jax.eval_shape(lambda tree: tree, like)
 
 
@@ -56,40 +52,42 @@ def rounds_form_of(like: Any, train: LocalTrainStep) -> LocalState:
         "groups": (config.inner.devices, like.groups),
         "inner axes": (inner_axes(mesh, axis), like.local.shards.inner),
     }
-    for name, (wanted, found) in rules.items():
-        if wanted != found:
-            raise ValueError(
-                f"`like` must be a state of `train`, with {wanted} {name}; got {found}."
-                f" {_PASS}"
-            )
+    _check_rules(rules)
     form = jax.eval_shape(lambda tree: tree, like)
     local = jax.tree.map(lambda x: x.update(shape=x.shape[1:]), form.local.trainable)
-    optimizers = [
-        ("opt_state", config.inner.step.settings.tx, local.params, local.opt_state),
-        *(
-            ("shared.outer", config.outer_tx, *pair)
-            for pair in zip(form.shared.anchor, form.shared.outer, strict=True)
-        ),
-    ]
-    for name, tx, params, opt_state in optimizers:
-        if found := opt_state_difference(tx, params, opt_state, name):
-            path, rule, value = found
-            raise ValueError(
-                "`train` must have the optimizers that `like` has states of: its own"
-                f" state has `{path}` {rule}; got {value} in its place. {_PASS}"
-            )
+    tx = config.inner.step.settings.tx
+    _check_optimizer(tx, local.params, local.opt_state, "opt_state")
+    for pair in zip(form.shared.anchor, form.shared.outer, strict=True):
+        _check_optimizer(config.outer_tx, *pair, "shared.outer")
     # Arrays are restored onto the mesh of `train`, wherever `like` lies.
     own = dataclasses.replace(shared.form, mesh=mesh, axis_name=axis)
     return form._replace(shared=form.shared._replace(form=own))
 
 
 def check_optimizer_of(train: TrainStep, like: PipelineState) -> None:
-    found = opt_state_difference(train.settings.tx, like.params, like.opt_state)
-    if found is not None:
-        name, rule, value = found
+    _check_optimizer(train.settings.tx, like.params, like.opt_state, "opt_state")
+
+
+def _check_rules(rules: dict[str, tuple[Any, Any]]) -> None:
+    for name, (wanted, found) in rules.items():
+        if wanted != found:
+            raise ValueError(
+                f"`like` must be a state of `train`, with {name} {wanted}; got {name}"
+                f" {found}. {_PASS}"
+            )
+
+
+def _check_optimizer(
+    tx: optax.GradientTransformation,
+    params: optax.Params,
+    opt_state: optax.OptState,
+    name: str,
+) -> None:
+    if found := opt_state_difference(tx, params, opt_state, name):
+        path, rule, value = found
         raise ValueError(
             "`train` must have the optimizer that `like` and the checkpoint have states"
-            f" of: its own state has `{name}` {rule}; got {value} in its place. Make"
+            f" of: its own state has `{path}` {rule}; got {value} in its place. Make"
             " the train step with the optimizer that the checkpoint was saved with."
         )
 

@@ -15,7 +15,7 @@ from ._meta import passengers_of
 
 
 def check_kind(path: epath.Path, meta: dict[str, Any], *, rounds: bool) -> None:
-    """Raises a `ValueError` if a state of local steps is read as another, or back."""
+    """Raises a `ValueError` if local steps read the state of a pipeline, or back."""
     names = {True: "pj.make_local_step", False: "pj.make_train_step"}
     if ("rounds" in meta) != rounds:
         raise ValueError(

@@ -90,6 +90,15 @@ def empty(shape: jax.ShapeDtypeStruct) -> jax.Array:
     )
 
 
+def zeros(form: Any, shardings: Any) -> Any:
+    """Returns arrays of zeros with the shapes of `form`."""
+
+    def made() -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+
+    return jax.jit(made, out_shardings=shardings)()
+
+
 def _is_narrow(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.integer) and jnp.iinfo(leaf.dtype).bits < 8
 

@@ -1,19 +1,15 @@
 """Continues a pipeline from the contents of a checkpoint."""
 
 import logging
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
 from pipejax._core.step import common_of
 from pipejax._internal.mesh import axes
 from pipejax.train_step import PipelineState, StepInfo, TrainStep
 
-from ._leaves import part_of
+from ._leaves import zeros
 from ._pipeline_form import CODECS, MEAN, QUEUE
-from ._read import Saved, rebuilt
+from ._read import Saved, rebuilt, warn_of_lost
 from ._reshard import reshard
 
 _log = logging.getLogger(__name__)
@@ -71,26 +67,9 @@ def _with_new_mean(
     return state._replace(trainable=trained)
 
 
-def zeros(form: Any, shardings: Any = None) -> Any:
-    """Returns arrays of zeros, in the shardings of `form` if none are given."""
-    if shardings is None:
-        shardings = jax.tree.map(lambda x: x.sharding, form)
-
-    def made() -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
-
-    return jax.jit(made, out_shardings=shardings)()
-
-
 def _with_new_codec_states(
     train: TrainStep, state: PipelineState, saved: Saved
 ) -> PipelineState:
-    if lost := [name for name in saved.meta["leaves"] if part_of(name, (CODECS,))]:
-        _log.warning(
-            "checkpoint of other devices, or of other shards of the model: residuals of"
-            " error feedback start from zero, and PRNG keys and warm starts of codecs"
-            " begin anew. Not restored: %s",
-            ", ".join(lost),
-        )
+    warn_of_lost(saved, CODECS)
     states = codec_states(train.phases, train.executor.reduction_mesh, state)
     return state._replace(in_flight=state.in_flight._replace(codec_states=states))

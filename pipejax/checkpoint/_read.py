@@ -1,6 +1,7 @@
 """Reads the checkpoint of one step, and checks every part of it."""
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,8 +16,10 @@ from pipejax._internal.checksums import checksums
 from pipejax._internal.types import Tree
 
 from ._fault import DamagedError, Fault, attempt
-from ._leaves import decoded, empty, encoded, named, weakened
+from ._leaves import decoded, empty, encoded, named, part_of, weakened
 from ._meta import check_version, check_whole, read
+
+_log = logging.getLogger(__name__)
 
 
 class Wanted(NamedTuple):
@@ -94,6 +97,17 @@ def rebuilt(saved: Saved) -> Any:
     leaves |= {name: weakened(leaves[name]) for name in weak}
     leaves |= {name: np.int32(n) for name, n in saved.wanted.numbers.items()}
     return jax.tree.unflatten(jax.tree.structure(form), leaves.values())
+
+
+def warn_of_lost(saved: Saved, part: str) -> None:
+    """Logs which codec states, the `part` of a state, are not restored."""
+    if lost := [name for name in saved.meta["leaves"] if part_of(name, (part,))]:
+        _log.warning(
+            "checkpoint of other devices, or of other shards of the model: residuals of"
+            " error feedback start from zero, and PRNG keys and warm starts of codecs"
+            " begin anew. Not restored: %s",
+            ", ".join(lost),
+        )
 
 
 def _written(wanted: Wanted) -> dict[str, jax.ShapeDtypeStruct]:

@@ -9,13 +9,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import regrouped, round_codec_states, round_shapes
-from pipejax._core.rounds import Arrival
+from pipejax._core.rounds import Arrival, GroupState
+from pipejax._internal.mesh import auto_mesh
 from pipejax.train_step import LocalState, LocalTrainStep
 
 from ._check_saved import check_form, check_kind, check_names
-from ._leaves import part_of
-from ._pipeline_state import zeros
-from ._read import Saved, Wanted, rebuilt
+from ._leaves import part_of, zeros
+from ._read import Saved, Wanted, rebuilt, warn_of_lost
 from ._spread import Spread
 
 # Parts of a state that are sometimes not read, but made anew.
@@ -54,25 +54,21 @@ def wanted_of_rounds(
             f" checkpoint in {path} has taken in its round; got {config.sync_every}."
             " To change it, restore the checkpoint with its old value and drain it."
         )
-    moves = meta["rounds"]["taken"] or meta["rounds"]["left"]
-    check_names(path, meta["passengers"] if moves else None, like, _GO_ON)
+    under_way = taken > 0 or meta["rounds"]["left"] > 0
+    check_names(path, meta["passengers"] if under_way else None, like, _GO_ON)
     same = before.same_codecs(now, config.inner.all_reduce)
-    anew: tuple[str, ...] = () if same else (CODECS,)
-    # With nothing in flight, the loss function may be another.
-    anew += () if moves else REPORTS
-    nothing: Any = None
-    if CODECS in anew:
-        placed = placed._replace(own=placed.own._replace(codec_states=()))
-    if not moves:
-        placed = placed._replace(
-            own=placed.own._replace(reported=nothing, sent=nothing)
-        )
+    # With nothing under way, the loss function may be another.
+    anew = (*(() if same else (CODECS,)), *(() if under_way else REPORTS))
+    own: Any = placed.own if same else placed.own._replace(codec_states=())
+    if not under_way:
+        own = own._replace(reported=None, sent=None)
     if before.devices != now.devices:
-        placed = placed._replace(own=_of_groups(placed, before.devices))
+        own = _on_all_groups(train, own, before.devices)
+    form = placed._replace(own=own)
     saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
-    check_form(path, saved, placed)
+    check_form(path, saved, form)
     numbers = {f"position.{name}": n for name, n in meta["rounds"].items()}
-    return Wanted(placed, numbers, before.devices, anew)
+    return Wanted(form, numbers, before.devices, anew)
 
 
 def rounds_state(
@@ -82,26 +78,21 @@ def rounds_state(
 
     `like` has the shapes of the state.
     """
-    state, before = rebuilt(saved), saved.wanted.devices
+    state, before, anew = rebuilt(saved), saved.wanted.devices, saved.wanted.anew
     config, mesh = train.rounds.config, train.rounds.executor.reduction_mesh
-    codecs = tuple(part for part in saved.wanted.anew if part == CODECS)
-    if lost := [name for name in saved.meta["leaves"] if part_of(name, codecs)]:
-        _log.warning(
-            "checkpoint of other devices: residuals of error feedback start from zero,"
-            " and PRNG keys and warm starts of codecs begin anew. Not restored: %s",
-            ", ".join(lost),
-        )
-    if state.own.reported is None:
-        placed = _placed(train, like)
-        same = before == config.inner.devices
-        form = placed.own if same else _of_groups(placed, before)
-        state = state._replace(
-            own=state.own._replace(reported=zeros(form.reported), sent=zeros(form.sent))
-        )
-    if before == config.inner.devices:
-        if codecs:
-            states = round_codec_states(config, mesh, state.shared, abstract=False)
-            state = state._replace(own=state.own._replace(codec_states=states))
+    moved = before != config.inner.devices
+    if CODECS in anew:
+        warn_of_lost(saved, CODECS)
+    if CODECS in anew and not moved:
+        states = round_codec_states(config, mesh, state.shared, abstract=False)
+        state = state._replace(own=state.own._replace(codec_states=states))
+    if REPORTS[0] in anew:
+        form = _placed(train, like).own
+        form = _on_all_groups(train, form, before) if moved else form
+        parts = {"reported": form.reported, "sent": form.sent}
+        places = jax.tree.map(lambda shape: shape.sharding, parts)
+        state = state._replace(own=state.own._replace(**zeros(parts, places)))
+    if not moved:
         return state, False, ()
     _log.warning(
         "checkpoint of %d groups restored on %d: all exchange what they have changed",
@@ -120,16 +111,16 @@ def _placed(train: LocalTrainStep, like: LocalState) -> LocalState:
     return LocalState(shared, own._replace(codec_states=states), like.position)
 
 
-def _of_groups(state: LocalState, before: int) -> Any:
-    """Returns the shapes of what all `before` groups have, on every group."""
-    mesh = jax.tree.leaves(state.shared.anchor)[0].sharding.mesh
-    whole = NamedSharding(mesh, P())
+def _on_all_groups(train: LocalTrainStep, own: GroupState, before: int) -> Any:
+    """Returns the shapes of what `before` groups have, all of it on every group."""
+    groups = train.rounds.config.inner.devices
+    whole = NamedSharding(auto_mesh(train.mesh), P())
 
     def of_all(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        length = leaf.shape[0] // state.groups * before
+        length = leaf.shape[0] // groups * before
         return leaf.update(shape=(length, *leaf.shape[1:]), sharding=whole)
 
-    return jax.tree.map(of_all, state.own)
+    return jax.tree.map(of_all, own)
 
 
 _GO_ON = (

@@ -1,13 +1,16 @@
 """The devices over which messages and codec states are spread."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import codec_states
 from pipejax._internal.mesh import axes, inner_axes
+from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce
 from pipejax.train_step import LocalState, PipelineState, TrainStep
 
@@ -25,15 +28,11 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":
-        shards, filled = state.shards, state.in_flight.filled
-        # Beside accelerators, codec states may lie on another mesh, one of CPUs.
-        kept = [x for x in jax.tree.leaves(state.in_flight.codec_states) if x.size]
-        return cls(
-            filled.shape[0],
-            _sizes(filled, shards.inner),
-            [[list(axes(entry or ())) for entry in spec] for spec in shards.params],
-            _sizes(kept[0], _along_first(kept[0])) if kept else None,
-        )
+        shards = state.shards
+        filled: Any = state.in_flight.filled  # or its shape
+        mesh = filled.sharding.mesh.shape if shards.inner else {}
+        inner, states = _sizes(mesh, shards.inner), state.in_flight.codec_states
+        return cls(filled.shape[0], inner, _split(shards.params), _of_codecs(states))
 
     @classmethod
     def now(cls, train: TrainStep, like: PipelineState) -> "Spread":
@@ -49,16 +48,9 @@ class Spread(NamedTuple):
     @classmethod
     def of_rounds(cls, state: LocalState) -> "Spread":
         """Returns the spread of a state of local steps, or of its shapes."""
-        form = state.shared.form
-        inner = inner_axes(form.mesh, form.axis_name)
-        sizes = [[name, form.mesh.shape[name]] for name in inner]
-        kept = [x for x in jax.tree.leaves(state.own.codec_states) if x.size]
-        return cls(
-            state.groups,
-            [pair for pair in sizes if pair[1] > 1],
-            [[list(axes(entry or ())) for entry in spec] for spec in form.specs],
-            _sizes(kept[0], _along_first(kept[0])) if kept else None,
-        )
+        form, states = state.shared.form, state.own.codec_states
+        inner = _sizes(form.mesh.shape, inner_axes(form.mesh, form.axis_name))
+        return cls(state.groups, inner, _split(form.specs), _of_codecs(states))
 
     def same_shards(self, other: "Spread") -> bool:
         return self[:3] == other[:3]
@@ -77,12 +69,25 @@ class Spread(NamedTuple):
         return len({*places}) == 1
 
 
+def _split(specs: Sequence[P]) -> list[list[list[str]]]:
+    return [[list(axes(entry or ())) for entry in spec] for spec in specs]
+
+
+def _of_codecs(states: CodecStates) -> Axes | None:
+    """Returns the axes over which codec states are spread, `None` without any."""
+    # Beside accelerators, codec states may lie on another mesh, one of CPUs.
+    kept = [leaf for leaf in jax.tree.leaves(states) if leaf.size]
+    if not kept:
+        return None
+    names = _along_first(kept[0])
+    return _sizes(kept[0].sharding.mesh.shape if names else {}, names)
+
+
 def _along_first(leaf: Any) -> tuple[str, ...]:
     """Returns the mesh axes that split the first axis of an array."""
     spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
     return axes(spec[0]) if spec and spec[0] else ()
 
 
-def _sizes(leaf: Any, names: tuple[str, ...]) -> Axes:
-    sizes = leaf.sharding.mesh.shape if names else {}
+def _sizes(sizes: Mapping[str, int], names: tuple[str, ...]) -> Axes:
     return [[name, sizes[name]] for name in names if sizes[name] > 1]

@@ -8,7 +8,7 @@ import optax
 from jax.sharding import Mesh
 
 from pipejax._core.executors import FusedRounds, HostRounds, Rounds, StepConfig, join
-from pipejax._core.rounds import Arrival, LocalState, RoundInfo, Sent
+from pipejax._core.rounds import Arrival, LocalState, RoundInfo, RoundPassengers
 from pipejax._core.step import Inputs, common_of
 from pipejax._internal.mesh import AxisName, without_mesh
 from pipejax._internal.types import Tree
@@ -219,6 +219,6 @@ class LocalTrainStep:
         return inputs_on_mesh(self._config, plain_batch(batch), shared)
 
 
-def _sent(plan: Plan) -> Sent:
+def _sent(plan: Plan) -> RoundPassengers:
     """Returns the form of what a group sends with a round."""
-    return Sent(plan.message.passengers, plan.message.changes)
+    return RoundPassengers(plan.message.passengers, plan.message.changes)

@@ -75,10 +75,10 @@ def make_local_step(
         `optax.sgd(1.0)`.
       sync_every: Number of steps H of a round, at least 1.
       overlap_steps: Number of steps V that hide an exchange, from 0 to H.
-      warmup_steps: Number of synchronous steps before the first round, because groups
-        that train alone from random parameters move apart. They sum gradients exactly,
-        and nothing hides that. In these steps, `info.loss` is of the step itself, and
-        `info.grad_norm` is that of the mean gradient.
+      warmup_steps: Number of synchronous steps before the first round. They sum
+        gradients exactly, and nothing hides the sum. In these steps, `info.loss` is the
+        loss of the step itself, and `info.grad_norm` is the norm of the mean gradient.
+        Groups that train alone from random parameters move apart.
       microbatches: As for `make_train_step`.
       compute_dtype: As for `make_train_step`.
       axis_name: Mesh axis of the groups, or a tuple of axes.

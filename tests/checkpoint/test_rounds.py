@@ -13,7 +13,7 @@ from pipejax.codecs import error_feedback, int8
 from pipejax.collectives import psum, two_shot
 
 from ..grid import grid
-from ..groups import SPLITS, batches, loss_fn, mesh_of, params, placed
+from ..groups import SPLITS, batches, local_step, loss_fn, mesh_of, params, placed
 from ..helpers import assert_bits_equal
 from .helpers import init, train_step
 
@@ -23,14 +23,7 @@ FEEDBACK = two_shot(error_feedback(int8(8)))
 def made(name="fsdp", groups=2, **settings):
     mesh = mesh_of(groups, name)
     settings = {"sync_every": 4, "overlap_steps": 3} | settings
-    train = pj.make_local_step(
-        loss_fn,
-        optax.adamw(1e-2),
-        mesh=mesh,
-        axis_name="host",
-        outer_tx=optax.sgd(0.7, momentum=0.9),
-        **settings,
-    )
+    train = local_step(mesh, outer_tx=optax.sgd(0.7, momentum=0.9), **settings)
     return train, placed(mesh, name)
 
 
@@ -138,14 +131,8 @@ def test_other_rounds_are_refused(tmp_path, settings, message):
 def test_other_form_is_refused(tmp_path):
     train, params = made()
     saved(tmp_path, train, train.init(params))
-    other = pj.make_local_step(
-        loss_fn,
-        optax.sgd(0.1),
-        mesh=train.mesh,
-        axis_name="host",
-        sync_every=4,
-        overlap_steps=3,
-    )
+    rounds = {"sync_every": 4, "overlap_steps": 3}
+    other = local_step(train.mesh, tx=optax.sgd(0.1), **rounds)
     with pytest.raises(ValueError, match="`like` must have the form of the checkpoint"):
         restored(tmp_path, other, params)
 
@@ -169,7 +156,7 @@ def test_like_of_another_kind_is_refused(tmp_path):
     with checkpoint.manager(tmp_path, read_only=True) as manager:
         with pytest.raises(ValueError, match=r"`like` must be a pj.LocalState"):
             checkpoint.restore(manager, train, init(train_step(2)))
-        with pytest.raises(ValueError, match="with 2 groups; got 4"):
+        with pytest.raises(ValueError, match="with groups 2; got groups 4"):
             checkpoint.restore(manager, train, other.abstract_state(wider))
 
 
@@ -184,15 +171,8 @@ def test_other_codec_is_refused(tmp_path, given):
 
 def test_renamed_axis_keeps_residuals(tmp_path):
     def of(axis):
-        return pj.make_local_step(
-            loss_fn,
-            optax.adamw(1e-2),
-            mesh=pj.data_mesh(2, axis_name=axis),
-            axis_name=axis,
-            sync_every=2,
-            overlap_steps=1,
-            all_reduce=FEEDBACK,
-        )
+        mesh, rounds = pj.data_mesh(2, axis_name=axis), {"sync_every": 2}
+        return local_step(mesh, overlap_steps=1, all_reduce=FEEDBACK, **rounds)
 
     train, other = of("data"), of("host")
     state = train.init(params())
@@ -210,13 +190,8 @@ def test_drained_state_continues_with_another_loss(tmp_path, groups):
         return loss_fn(params, batch), pj.Aux({"seen": batch["x"].sum()})
 
     def of(loss, groups):
-        return pj.make_local_step(
-            loss,
-            optax.adamw(1e-2),
-            mesh=pj.data_mesh(groups),
-            sync_every=2,
-            overlap_steps=1,
-        )
+        mesh, rounds = pj.data_mesh(groups), {"sync_every": 2, "overlap_steps": 1}
+        return local_step(mesh, loss=loss, **rounds)
 
     train, other = of(counted, 2), of(loss_fn, groups)
     state = train.init(params(), batch=batches(1)[0])
@@ -243,15 +218,8 @@ def test_like_of_another_optimizer_is_refused(tmp_path, tx, outer_tx, message):
     train, given = made()
     state = train.init(given)
     saved(tmp_path, train, state)
-    other = pj.make_local_step(
-        loss_fn,
-        tx,
-        outer_tx=outer_tx,
-        mesh=train.mesh,
-        axis_name="host",
-        sync_every=4,
-        overlap_steps=3,
-    )
+    rounds = {"sync_every": 4, "overlap_steps": 3}
+    other = local_step(train.mesh, tx=tx, outer_tx=outer_tx, **rounds)
     with (
         checkpoint.manager(tmp_path, read_only=True) as manager,
         pytest.raises(ValueError, match=message),

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Exchange, averaging
-from pipejax._core.rounds import ChunkState, Model, Pending
+from pipejax._core.rounds import ChunkState, GroupModel, Pending
 from pipejax._core.step import Inputs, inputs_over
 
 from ._interleave import interleave
@@ -25,8 +25,8 @@ from ._round_config import (
     KINDS,
     Moves,
     Outcome,
-    Reads,
     RoundConfig,
+    RoundReads,
     StepKind,
     Trained,
     with_model,
@@ -43,7 +43,12 @@ class FusedRounds:
     name: str = "fused"
 
     def train(
-        self, kind: StepKind, moves: Moves, reads: Reads, inputs: Inputs, _: Pending
+        self,
+        kind: StepKind,
+        moves: Moves,
+        reads: RoundReads,
+        inputs: Inputs,
+        _: Pending,
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and does not wait for it."""
         wait_turn(self.config.inner.mesh, moves.local.step)
@@ -54,9 +59,9 @@ class FusedRounds:
     def exchange(
         self,
         kind: StepKind,
-        model: Model | None,
+        model: GroupModel | None,
         due: ChunkState | None,
-        reads: Reads,
+        reads: RoundReads,
         _: Pending,
     ) -> Outcome:
         """Dispatches the exchange of a chunk with no step beside it."""
@@ -69,7 +74,7 @@ class FusedRounds:
         """Does nothing: chunks are exchanged in the programs of later steps."""
 
     def lower(
-        self, kind: StepKind, moves: Moves, reads: Reads, inputs: Inputs
+        self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> jax.stages.Lowered:
         """Returns the lowered program of a step."""
         return self._train[kind].lower(moves, reads, inputs)
@@ -115,7 +120,7 @@ class FusedRounds:
         return {kind: program(kind) for kind in KINDS}
 
     def _local_train(
-        self, kind: StepKind, moves: Moves, reads: Reads, inputs: Inputs
+        self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
         """Runs one group's part of a step."""
         compute = functools.partial(self.config.train, kind)
@@ -136,9 +141,9 @@ class FusedRounds:
     def _local_exchange(
         self,
         kind: StepKind,
-        model: Model | None,
+        model: GroupModel | None,
         due: ChunkState | None,
-        reads: Reads,
+        reads: RoundReads,
     ) -> Outcome:
         """Runs one group's part of an exchange without a step."""
         summed = None
@@ -146,7 +151,7 @@ class FusedRounds:
             summed = self._sum(due, reads).run(due.codec_states)
         return self.config.after(kind, model, due, reads, summed)
 
-    def _sum(self, due: ChunkState, reads: Reads) -> Exchange:
+    def _sum(self, due: ChunkState, reads: RoundReads) -> Exchange:
         config = self.config.inner
         message = self.config.message(due.buffer, reads.sent, reads.form)
         return averaging(message, jnp.array(True), config.sums_by, config.axis_name)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Reduced, valid_at_once
-from pipejax._core.rounds import Chunk, ChunkState, Model, Pending, Sent
+from pipejax._core.rounds import Chunk, ChunkState, GroupModel, Pending, RoundPassengers
 from pipejax._core.step import Inputs, inputs_over
 from pipejax._internal.structures import identical
 from pipejax._internal.types import CodecStates, Tree
@@ -27,8 +27,8 @@ from ._round_config import (
     KINDS,
     Moves,
     Outcome,
-    Reads,
     RoundConfig,
+    RoundReads,
     StepKind,
     Trained,
     with_model,
@@ -42,7 +42,7 @@ class BegunChunk(NamedTuple):
 
     chunk: Chunk
     states: CodecStates
-    sent: Sent | None
+    sent: RoundPassengers | None
     result: Future[tuple[Reduced, CodecStates]]
 
 
@@ -64,7 +64,7 @@ class HostRounds:
         self,
         kind: StepKind,
         moves: Moves,
-        reads: Reads,
+        reads: RoundReads,
         inputs: Inputs,
         pending: Pending,
     ) -> tuple[Trained, Outcome]:
@@ -82,9 +82,9 @@ class HostRounds:
     def exchange(
         self,
         kind: StepKind,
-        model: Model | None,
+        model: GroupModel | None,
         due: ChunkState | None,
-        reads: Reads,
+        reads: RoundReads,
         pending: Pending,
         dispatched: Tree = None,
     ) -> Outcome:
@@ -110,7 +110,9 @@ class HostRounds:
             jax.block_until_ready(dispatched)
             return self._sum(*args)
 
-        def begun(chunk: Chunk, states: CodecStates, sent: Sent | None) -> BegunChunk:
+        def begun(
+            chunk: Chunk, states: CodecStates, sent: RoundPassengers | None
+        ) -> BegunChunk:
             message = self.config.message(chunk, sent, pending.form)
             result = submit(exchange, None, message, states, valid_at_once())
             return BegunChunk(chunk, states, sent, result)
@@ -118,7 +120,7 @@ class HostRounds:
         self._begun[:] = [begun(*each) for each in pending]
 
     def lower(
-        self, kind: StepKind, moves: Moves, reads: Reads, inputs: Inputs
+        self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> jax.stages.Lowered:
         """Returns the lowered program that trains."""
         del reads

@@ -14,7 +14,7 @@ from pipejax._core.rounds import (
     GroupState,
     LocalState,
     Position,
-    Sent,
+    RoundPassengers,
     Shared,
     changes_of,
 )
@@ -31,10 +31,10 @@ def initial_rounds(
     config: RoundConfig,
     reduction_mesh: Mesh,
     common: Common,
-    like: Sent,
+    like: RoundPassengers,
     *,
     abstract: bool = False,
-) -> Any:
+) -> LocalState:
     """Returns the state in which all groups begin with what is common to them.
 
     Args:
@@ -43,10 +43,10 @@ def initial_rounds(
       common: What a group trains, with its counters and keys, or the shapes.
       like: The form of what a group sends with a round. Its changes have `None` in
         place of each leaf of the model state that is not averaged.
-      abstract: Whether to return shapes with shardings in place of arrays.
+      abstract: Whether to return shapes with shardings, and to compute nothing.
 
     Returns:
-      A `LocalState`.
+      The state. If `abstract`, shapes stand for arrays.
     """
     inner = config.inner
     own: Any = P(inner.axis_name)
@@ -61,7 +61,9 @@ def initial_rounds(
             local=stacked(common),
             buffer=jax.tree.map(jnp.zeros_like, anchor),
             reported=empty,
-            sent=Sent(jax.tree.map(jnp.copy, empty), changes_of(form, state, state)),
+            sent=RoundPassengers(
+                jax.tree.map(jnp.copy, empty), changes_of(form, state, state)
+            ),
             codec_states=(),
         )
         outer = tuple(map(config.outer_tx.init, anchor))
@@ -124,7 +126,7 @@ def round_shapes(
             local=jax.tree.map(of_group, group.local, specs),
             buffer=lying(of_all_groups(part, axis), group.buffer),
             reported=lying(P(axis), group.reported),
-            sent=Sent(
+            sent=RoundPassengers(
                 report=lying(P(axis), sent.report),
                 changes=split(sent.changes, changes, P(axis)),
             ),

@@ -21,11 +21,11 @@ from pipejax._core.rounds import (
     Arrival,
     Chunk,
     ChunkState,
+    GroupModel,
     GroupState,
     LocalState,
-    Model,
     Position,
-    Sent,
+    RoundPassengers,
     Shared,
     agreed_on,
     arrived,
@@ -60,7 +60,7 @@ def regrouped(
     form: Any = jax.eval_shape(program, state.shared, state.own)
     report = jax.eval_shape(lambda x: x, state.own.reported)
     report = jax.tree.map(lambda x: x.update(shape=(x.shape[0] // before,)), report)
-    like = Sent(report, state.own.sent.changes)
+    like = RoundPassengers(report, state.own.sent.changes)
     shapes = initial_rounds(config, reduction_mesh, form[1], like, abstract=True)
     places = jax.tree.map(lambda x: x.sharding, shapes.shared)
     found = jax.jit(program, out_shardings=(places, None, None))
@@ -80,7 +80,7 @@ def _drained(
 ) -> tuple[Shared, Common, tuple[Arrival, ...]]:
     """Returns what is the same on all groups after a drain, on one new group."""
     form, local, reports = shared.form, own.local, []
-    whole = Model(local.trainable.params, local.model_state)
+    whole = GroupModel(local.trainable.params, local.model_state)
     models = [_row(whole, i) for i in range(groups)]
 
     def by_group(x: jax.Array) -> jax.Array:
@@ -99,7 +99,7 @@ def _drained(
             changes_of(form, model.model_state, shared.model_state) for model in models
         ]
         report = jax.tree.map(lambda x: by_group(x) / taken, own.reported)
-        sent = Sent(report, _rows(changes))
+        sent = RoundPassengers(report, _rows(changes))
         shared, models, arrival = _exchanged(
             config, shared, models, _rows(moved), sent, 0
         )
@@ -117,50 +117,55 @@ def _drained(
 def _exchanged(
     config: RoundConfig,
     shared: Shared,
-    models: list[Model],
+    models: list[GroupModel],
     buffer: Chunks,
-    sent: Sent,
+    sent: RoundPassengers,
     first: int,
-) -> tuple[Shared, list[Model], Arrival]:
+) -> tuple[Shared, list[GroupModel], Arrival]:
     """Exchanges the chunks from `first` on, and merges all groups.
 
     `buffer` and `sent` have a leading axis of groups.
     """
-    groups, form, corrections = len(models), shared.form, list(buffer)
-    every = [_row(sent, i) for i in range(groups)]
+    groups, form, spec = len(models), shared.form, config.chunk_spec
+    anchor, outer, moved = map(list, (shared.anchor, shared.outer, buffer))
+    refused, total = shared.refused, _total(sent)
     for number in range(first, config.chunks):
-        chunk, last = buffer[number], number + 1 == config.chunks
-        if config.chunk_spec:
-            chunk = constrained(chunk, (P(None, *config.chunk_spec),) * len(chunk))
-        total, carried = jax.tree.map(lambda x: x.sum(0), (chunk, sent))
-        message = config.message(total, carried if last else None, form)
+        split = (P(None, *spec),) * len(buffer[number]) if spec else ()
+        chunk = constrained(buffer[number], split)
+        carried = total if number + 1 == config.chunks else None
+        message = config.message(_total(chunk), carried, form)
         reduced = Reduced.of(message, jnp.array(True))
-        due = ChunkState(
-            shared.anchor[number], shared.outer[number], shared.refused, chunk, ()
-        )
-
-        def of_group(own: Chunk, due: Any = due, reduced: Any = reduced) -> Any:
-            due = due._replace(buffer=own)
-            return arrived(config.outer_tx, due, reduced, (), groups)
-
-        nothing: Any = None
-        axes: Any = ChunkState(nothing, nothing, nothing, nothing, nothing)
-        after = jax.vmap(of_group, out_axes=axes._replace(buffer=0))(chunk)
-        anchor, outer = list(shared.anchor), list(shared.outer)
-        anchor[number], outer[number] = after.anchor, after.outer
-        corrections[number] = after.buffer
-        shared = shared._replace(
-            anchor=tuple(anchor), outer=tuple(outer), refused=after.refused
-        )
-    found, agreed = [], shared.model_state
+        due = ChunkState(anchor[number], outer[number], refused, chunk, ())
+        after = _arrived(config, due, reduced, groups)
+        anchor[number], outer[number], refused, moved[number], _ = after
+    found = []
     for i, model in enumerate(models):
-        params = merged(form, model.params, _row(corrections, i))
-        own = agreed, model.model_state, every[i].changes
-        after_state, state = agreed_on(*own, reduced, groups)
-        found.append(Model(params, state))
+        params = merged(form, model.params, _row(moved, i))
+        own = model.model_state, _row(sent.changes, i)
+        agreed, state = agreed_on(shared.model_state, *own, reduced, groups)
+        found.append(GroupModel(params, state))
     values = reduced.sum.passengers.values
-    arrival = config.arrival(values, every[0].report, shared.refused, groups)
-    return shared._replace(model_state=after_state), found, arrival
+    arrival = config.arrival(values, _row(sent.report, 0), refused, groups)
+    shared = Shared(tuple(anchor), tuple(outer), agreed, refused, form)
+    return shared, found, arrival
+
+
+def _arrived(
+    config: RoundConfig, due: ChunkState, reduced: Reduced, groups: int
+) -> ChunkState:
+    """Returns a chunk that has arrived, with the corrections of all groups."""
+
+    def of_group(own: Chunk) -> ChunkState:
+        one = due._replace(buffer=own)
+        return arrived(config.outer_tx, one, reduced, (), groups)
+
+    whole: Any = None
+    axes = ChunkState(whole, whole, whole, whole, whole)._asdict() | {"buffer": 0}
+    return jax.vmap(of_group, out_axes=ChunkState(**axes))(due.buffer)
+
+
+def _total(tree: Tree) -> Any:
+    return jax.tree.map(lambda x: x.sum(0), tree)
 
 
 def _row(tree: Tree, i: int) -> Any:

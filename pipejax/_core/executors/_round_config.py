@@ -15,9 +15,9 @@ from pipejax._core.rounds import (
     Chunk,
     ChunkState,
     Form,
+    GroupModel,
     LocalInfo,
-    Model,
-    Sent,
+    RoundPassengers,
     agreed_on,
     arrived,
     changes_of,
@@ -48,11 +48,11 @@ class StepKind(NamedTuple):
     merges: bool = False
     begins: bool = False
 
-    def model_of(self, local: Common) -> Model | None:
+    def model_of(self, local: Common) -> GroupModel | None:
         """Returns the models of groups, or `None` where they are not needed."""
         if not (self.merges or self.begins):
             return None
-        return Model(local.trainable.params, local.model_state)
+        return GroupModel(local.trainable.params, local.model_state)
 
 
 TRAINS = StepKind()
@@ -77,7 +77,7 @@ class Moves(NamedTuple):
     due: ChunkState | None
 
 
-class Reads(NamedTuple):
+class RoundReads(NamedTuple):
     """The part of a state that a step reads.
 
     Attributes:
@@ -86,13 +86,13 @@ class Reads(NamedTuple):
       agreed: The model state that all groups agree on, if groups merge or a round
         begins.
       sent: What travels with the chunk that is due, if it is the last.
-      form: The form of the parameters. It has no leaves.
+      form: The form of what groups train. It has no leaves.
     """
 
     corrections: tuple[Chunk, ...]
     anchors: tuple[Chunk, ...]
     agreed: ModelState
-    sent: Sent | None
+    sent: RoundPassengers | None
     form: Form
 
 
@@ -124,7 +124,7 @@ class Outcome(NamedTuple):
       arrival: The report of the round that has arrived, or `None`.
     """
 
-    model: Model | None = None
+    model: GroupModel | None = None
     due: ChunkState | None = None
     agreed: ModelState = None
     buffer: tuple[Chunk, ...] | None = None
@@ -161,7 +161,9 @@ class RoundConfig:
         inner = inner_axes(self.inner.mesh, self.inner.axis_name)
         return P(inner) if inner else P()
 
-    def message(self, chunk: Chunk, sent: Sent | None, form: Form) -> Message:
+    def message(
+        self, chunk: Chunk, sent: RoundPassengers | None, form: Form
+    ) -> Message:
         """Returns the message of a chunk, with what travels with it."""
         shards, inner = UNSHARDED, inner_axes(self.inner.mesh, self.inner.axis_name)
         if inner:
@@ -181,34 +183,28 @@ class RoundConfig:
         if kind.begins:
             ended = jax.tree.map(lambda x: x / self.sync_every, reported)
             reported = jax.tree.map(jnp.zeros_like, reported)
-        own = stacked((info.loss, info.grad_norm, info.applied, info.skipped))
+        own = stacked((local, LocalInfo.of(info)))
         nothing = self.arrival(None, reported, jnp.int32(0))
-        return Trained(stacked(local), reported, ended, LocalInfo(*own), nothing)
+        return Trained(own[0], reported, ended, own[1], nothing)
 
     def after(
         self,
         kind: StepKind,
-        model: Model | None,
+        model: GroupModel | None,
         due: ChunkState | None,
-        reads: Reads,
+        reads: RoundReads,
         summed: tuple[Reduced, CodecStates] | None,
     ) -> Outcome:
         """Returns what one group makes of a chunk that has been summed.
 
         `model` is `kind.model_of` the group.
         """
-        model, agreed = alone(model), reads.agreed
-        outcome = Outcome()
+        model, agreed, outcome = alone(model), reads.agreed, Outcome()
         if due is not None and summed is not None:
-            groups = self.inner.devices
-            due = arrived(self.outer_tx, due, *summed, groups)
+            due = arrived(self.outer_tx, due, *summed, self.inner.devices)
             outcome = Outcome(due=due)
-            if kind.merges and model is not None and reads.sent is not None:
-                params, state = model
-                params = merged(reads.form, params, (*reads.corrections, due.buffer))
-                sent = reads.sent.changes, summed[0]
-                agreed, state = agreed_on(agreed, state, *sent, groups)
-                model = Model(params, state)
+            if model is not None and reads.sent is not None:
+                model, agreed = self._merged(model, due, reads, summed[0])
                 total = summed[0].sum.passengers.values
                 arrival = self.arrival(total, reads.sent.report, due.refused)
                 outcome = Outcome(stacked(model), due, agreed, arrival=arrival)
@@ -220,6 +216,21 @@ class RoundConfig:
                 changes=changes_of(reads.form, model.model_state, agreed),
             )
         return outcome
+
+    def _merged(
+        self, model: GroupModel, due: ChunkState, reads: RoundReads, reduced: Reduced
+    ) -> tuple[GroupModel, ModelState]:
+        """Returns the model of a group after the last chunk, and what all agree on."""
+        assert reads.sent is not None
+        params = merged(reads.form, model.params, (*reads.corrections, due.buffer))
+        agreed, own = agreed_on(
+            reads.agreed,
+            model.model_state,
+            reads.sent.changes,
+            reduced,
+            self.inner.devices,
+        )
+        return GroupModel(params, own), agreed
 
     def arrival(
         self,
@@ -244,20 +255,20 @@ class RoundConfig:
             refused=refused,
         )
 
-    def specs(self, kind: StepKind) -> tuple[Moves, Reads, Trained, Outcome]:
+    def specs(self, kind: StepKind) -> tuple[Moves, RoundReads, Trained, Outcome]:
         """Returns how arguments and results are split over groups."""
         whole: Any = P()
         own: Any = P(self.inner.axis_name)
         due = ChunkState(whole, whole, whole, own, own) if kind.exchanges else None
         return (
             Moves(own, own, due),
-            Reads(own, whole, whole, own, whole),
+            RoundReads(own, whole, whole, own, whole),
             Trained(own, own, own, own, whole),
             Outcome(own, due, whole, own, own, whole),
         )
 
 
-def with_model(local: Common, model: Model | None) -> Common:
+def with_model(local: Common, model: GroupModel | None) -> Common:
     """Returns what a group trains, with another model if one is given."""
     if model is None:
         return local

@@ -12,16 +12,16 @@ from pipejax._core.message import Passengers
 from pipejax._core.rounds import (
     Arrival,
     ChunkState,
+    GroupModel,
     LocalState,
-    Model,
     Pending,
     Position,
     RoundInfo,
-    Sent,
+    RoundPassengers,
     Shared,
     at_agreed,
 )
-from pipejax._core.step import Common, Inputs, is_deleted
+from pipejax._core.step import Common, Inputs, check_not_donated
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.types import ModelState
 
@@ -37,8 +37,8 @@ from ._round_config import (
     TRAINS,
     Moves,
     Outcome,
-    Reads,
     RoundConfig,
+    RoundReads,
     StepKind,
     alone,
     stacked,
@@ -69,7 +69,9 @@ class Rounds:
             self._chosen.append(choose_rounds(self.asked, self.config))
         return self._chosen[-1]
 
-    def init(self, common: Common, like: Sent, *, abstract: bool = False) -> Any:
+    def init(
+        self, common: Common, like: RoundPassengers, *, abstract: bool = False
+    ) -> LocalState:
         """Returns the state in which all groups begin with what is common to them.
 
         Args:
@@ -142,12 +144,7 @@ class Rounds:
                 "`state` must be the pj.LocalState that `train.init` returned, got"
                 f" {type(state).__name__}."
             )
-        if any(map(is_deleted, jax.tree.leaves(state))):
-            raise ValueError(
-                "`state` must not have been donated, got one with deleted arrays: a"
-                " step made with donate=True has overwritten them. Go on from the state"
-                " which that step returned, or copy what you keep."
-            )
+        check_not_donated(state)
         config, (taken, left, _) = self.config, map(int, state.position)
         mesh, axis = config.inner.mesh, config.inner.axis_name
         rules: dict[str, tuple[Any, Any]] = {
@@ -210,10 +207,10 @@ class Rounds:
 
         def local(
             shared: Shared, own: ModelState, report: Passengers
-        ) -> tuple[Model, Passengers]:
+        ) -> tuple[GroupModel, Passengers]:
             form, agreed = shared.form, shared.model_state
             state = at_agreed(form, alone(own), agreed)
-            model = Model(form.whole(shared.anchor), state)
+            model = GroupModel(form.whole(shared.anchor), state)
             return stacked(model), jax.tree.map(jnp.zeros_like, report)
 
         return jax.jit(config.on_mesh(local, (P(), own, own), own))
@@ -224,7 +221,7 @@ def _number(state: LocalState) -> int:
     return len(state.shared.anchor) - int(state.position.left)
 
 
-def _parted(state: LocalState, kind: StepKind) -> tuple[Moves, Reads]:
+def _parted(state: LocalState, kind: StepKind) -> tuple[Moves, RoundReads]:
     """Returns what a kind of step replaces and reads of a state."""
     shared, own, due = state.shared, state.own, None
     if kind.exchanges:
@@ -237,7 +234,7 @@ def _parted(state: LocalState, kind: StepKind) -> tuple[Moves, Reads]:
             codec_states=own.codec_states[number],
         )
     others = shared.anchor[:-1] if kind.exchanges else shared.anchor
-    reads = Reads(
+    reads = RoundReads(
         corrections=own.buffer[:-1] if kind.merges else (),
         anchors=others if kind.begins else (),
         agreed=shared.model_state if kind.merges or kind.begins else None,

@@ -9,10 +9,9 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import InFlight, Passengers, mean_of, valid_at_once
+from pipejax._core.message import Passengers, mean_of
 from pipejax._core.rounds import (
     Chunk,
     LocalInfo,
@@ -21,8 +20,9 @@ from pipejax._core.rounds import (
     RoundInfo,
     Shared,
     check_report,
+    synchronous_step,
 )
-from pipejax._core.step import Common, Inputs, apply, inputs_over
+from pipejax._core.step import Common, Inputs, inputs_over
 from pipejax._internal.types import ModelState
 from pipejax.collectives import psum
 
@@ -74,18 +74,14 @@ class WarmUp:
         self, local: Common, shared: Shared, reported: Passengers, inputs: Inputs
     ) -> tuple[Common, tuple[Chunk, ...], ModelState, RoundInfo]:
         """Runs one group's part of a step."""
-        config, form, local = self.config.inner, shared.form, alone(local)
-        nothing = InFlight((), jnp.zeros(1, jnp.int32), {})
-        message, computed = config.step.compute(local, nothing, inputs)
+        config, form = self.config.inner, shared.form
+        args = config.step, alone(local), inputs, psum().on(config.mesh)
+        local, info, message, reduced = synchronous_step(*args)
         check_report(reported, message)
-        all_reduce = psum().on(config.mesh)
-        exchange = config.step.exchange(None, message, valid_at_once(), all_reduce)
-        reduced, _ = exchange.run({})
-        local, info = apply(config.step.settings, local, computed, reduced)
-        total, refused = reduced.sum.passengers.values, shared.refused
-        arrival = self.config.arrival(total, message.passengers, refused)
+        total = reduced.sum.passengers.values
+        arrival = self.config.arrival(total, message.passengers, shared.refused)
         loss = mean_of(message.passengers.loss, message, 1)
-        own = LocalInfo(*stacked((loss, info.grad_norm, info.applied, info.skipped)))
-        anchor = form.chunked(local.trainable.params, self.config.chunks)
+        own = stacked(LocalInfo.of(info)._replace(local_loss=loss))
         report = RoundInfo(**arrival._asdict(), **own._asdict())
+        anchor = form.chunked(local.trainable.params, self.config.chunks)
         return stacked(local), anchor, local.model_state, report

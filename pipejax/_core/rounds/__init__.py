@@ -15,11 +15,12 @@ from ._round import inner_step as inner_step
 from ._round import merged as merged
 from ._round import message_of as message_of
 from ._round import reporting as reporting
+from ._round import synchronous_step as synchronous_step
 from ._state import Form as Form
+from ._state import GroupModel as GroupModel
 from ._state import GroupState as GroupState
 from ._state import LocalState as LocalState
-from ._state import Model as Model
 from ._state import Pending as Pending
 from ._state import Position as Position
-from ._state import Sent as Sent
+from ._state import RoundPassengers as RoundPassengers
 from ._state import Shared as Shared

@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from pipejax._core.step import StepInfo
 from pipejax._internal.types import Tree
 
 
@@ -11,7 +13,8 @@ class Arrival(NamedTuple):
     """The report of a round that has arrived.
 
     Attributes:
-      loss: Mean loss over all groups and all steps of the round.
+      loss: Mean loss over all groups and all steps of the round, NaN if their weights
+        are all 0.
       metrics: Means of the metrics.
       weight: float32, the mean over steps of the sum of the weights over groups, or 1
         if the loss function returns no weight.
@@ -35,6 +38,12 @@ class LocalInfo(NamedTuple):
     applied: jax.Array
     skipped: jax.Array
 
+    @classmethod
+    def of(cls, info: StepInfo) -> "LocalInfo":
+        """Returns the report of one group, without the axis of groups."""
+        own = info.loss, info.grad_norm, info.applied, info.skipped
+        return cls(*map(jnp.asarray, own))
+
 
 class RoundInfo(NamedTuple):
     """The report of one local step.
@@ -43,8 +52,8 @@ class RoundInfo(NamedTuple):
     all groups and all steps of the round that has arrived.
 
     Attributes:
-      loss: Mean loss of the round that has arrived, NaN if none has (0 under
-        `jax_debug_nans`).
+      loss: Mean loss of the round that has arrived, NaN if none has, or if its weights
+        are all 0 (0 in place of NaN under `jax_debug_nans`).
       metrics: Means of the metrics of the round, NaN or 0 as for `loss`.
       weight: float32, the mean over steps of the sum of the weights over groups. It is
         1 if the loss function returns no weight, and 0 if nothing has arrived.

@@ -30,7 +30,7 @@ def changes_of(form: Form, own: ModelState, agreed: ModelState) -> Tree:
     def change(changes: bool, own: jax.Array, agreed: jax.Array) -> jax.Array | None:
         return own - agreed if changes else None
 
-    return travelling(jax.tree.map(change, form.changing(own), own, agreed), None)
+    return travelling(jax.tree.map(change, form.averages(own), own, agreed), None)
 
 
 def agreed_on(
@@ -59,5 +59,5 @@ def agreed_on(
 def at_agreed(form: Form, own: ModelState, agreed: ModelState) -> ModelState:
     """Returns the model state of a group that has nothing left to send."""
     return jax.tree.map(
-        lambda changes, x, s: s if changes else x, form.changing(own), own, agreed
+        lambda changes, x, s: s if changes else x, form.averages(own), own, agreed
     )

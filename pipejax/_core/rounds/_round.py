@@ -23,13 +23,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.message import InFlight, Message, Passengers, Reduced
+from pipejax._core.message import (
+    InFlight,
+    Message,
+    Passengers,
+    Reduced,
+    valid_at_once,
+)
 from pipejax._core.step import Common, Inputs, Step, StepInfo, apply
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import CodecStates
+from pipejax.collectives import AllReduce
 
 from ._flat import Chunk
-from ._state import Form, Sent
+from ._state import Form, RoundPassengers
 
 
 class ChunkState(NamedTuple):
@@ -54,11 +61,25 @@ def inner_step(
     step: Step, local: Common, inputs: Inputs
 ) -> tuple[Common, StepInfo, Message]:
     """Takes a step of one group alone, with its own gradient."""
-    nothing = InFlight((), jnp.zeros(1, jnp.int32), {})
-    message, computed = step.compute(local, nothing, inputs)
+    message, computed = step.compute(local, _nothing_in_flight(), inputs)
     reduced = Reduced.of(message, jnp.array(True))
     local, info = apply(step.settings, local, computed, reduced, alone=True)
     return local, info, message
+
+
+def synchronous_step(
+    step: Step, local: Common, inputs: Inputs, all_reduce: AllReduce
+) -> tuple[Common, StepInfo, Message, Reduced]:
+    """Takes a step of all groups together, with the mean of their gradients."""
+    message, computed = step.compute(local, _nothing_in_flight(), inputs)
+    exchange = step.exchange(None, message, valid_at_once(), all_reduce)
+    reduced, _ = exchange.run({})
+    local, info = apply(step.settings, local, computed, reduced)
+    return local, info, message, reduced
+
+
+def _nothing_in_flight() -> InFlight:
+    return InFlight((), jnp.zeros(1, jnp.int32), {})
 
 
 def differences(
@@ -106,7 +127,7 @@ def merged(
     return jax.tree.map(jnp.add, params, form.whole(corrections))
 
 
-def message_of(chunk: Chunk, sent: Sent | None, shards: Shards) -> Message:
+def message_of(chunk: Chunk, sent: RoundPassengers | None, shards: Shards) -> Message:
     """Returns the message of a chunk, with what travels with it.
 
     `shards` say how the devices of a group divide the chunk. The weight of the report

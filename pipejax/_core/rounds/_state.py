@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Passengers
-from pipejax._core.step import Common, is_deleted
+from pipejax._core.step import Common, check_not_donated
 from pipejax._internal.mesh import AxisName, auto_mesh, on_mesh, without_mesh
 from pipejax._internal.structures import of_leaves
 from pipejax._internal.types import CodecStates, ModelState, Tree
@@ -23,16 +23,17 @@ from ._flat import Chunk, chunked, whole
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """The form of the parameters, which a flat anchor does not show.
+    """The form of what groups train, which chunks do not show.
 
     Attributes:
-      structure: Structure of the pytree.
+      structure: Structure of the pytree of parameters.
       leaves: Shape and dtype of each parameter.
       specs: How a group shards each parameter. Empty without inner axes.
       mesh: The mesh of all groups.
       axis_name: Mesh axis of the groups, or a tuple of axes.
       averaged: For each leaf of the model state, whether rounds average it.
-      changes: How a group shards each leaf that they average.
+      changes: How a group shards each leaf that rounds average. Empty without inner
+        axes.
     """
 
     structure: jax.tree_util.PyTreeDef
@@ -65,7 +66,7 @@ class Form:
             changes=of_leaves(common.shards.model_state, common.model_state, changes),
         )
 
-    def changing(self, model_state: ModelState) -> Any:
+    def averages(self, model_state: ModelState) -> Any:
         """Returns for each leaf of the model state whether rounds average it."""
         structure = jax.tree.structure(model_state)
         return jax.tree.unflatten(structure, self.averaged)
@@ -82,12 +83,6 @@ class Form:
     @without_mesh()
     def params(self, chunks: Sequence[Chunk]) -> Any:
         """Undoes `chunked`, outside of the programs of groups."""
-        if any(map(is_deleted, jax.tree.leaves(list(chunks)))):
-            raise ValueError(
-                "`state` must not have been donated, got one whose anchor is deleted: a"
-                " step made with donate=True has overwritten it. Read the parameters of"
-                " the state which that step returned."
-            )
         found = self._params(tuple(chunks)) if self.specs else self.whole(chunks)
         return self.typed(found, self.specs)
 
@@ -108,7 +103,7 @@ class Form:
         return jax.jit(on_mesh(self.whole, self.mesh, P(), P(), self.axis_name))
 
 
-class Model(NamedTuple):
+class GroupModel(NamedTuple):
     """The part of what a group trains that a round moves."""
 
     params: optax.Params
@@ -124,7 +119,7 @@ class Shared(NamedTuple):
       model_state: The model state that all groups agree on.
       refused: int32, the number of chunks so far that were left out, because they were
         not finite.
-      form: The form of the parameters. It has no leaves.
+      form: The form of what groups train. It has no leaves.
     """
 
     anchor: tuple[Chunk, ...]
@@ -136,10 +131,11 @@ class Shared(NamedTuple):
     @property
     def params(self) -> Any:
         """Returns the anchor in the shapes of the parameters."""
+        check_not_donated(self)  # JAX may end the process if it reads such an array
         return self.form.params(self.anchor)
 
 
-class Sent(NamedTuple):
+class RoundPassengers(NamedTuple):
     """The part of a round that travels with its last chunk, and that no codec changes.
 
     Attributes:
@@ -171,7 +167,7 @@ class GroupState(NamedTuple):
     local: Common
     buffer: tuple[Chunk, ...]
     reported: Passengers
-    sent: Sent
+    sent: RoundPassengers
     codec_states: tuple[CodecStates, ...]
 
 
@@ -183,15 +179,15 @@ class Pending:
       chunks: Those of the group's difference.
       codec_states: What the codecs keep of each chunk.
       sent: What travels with the last chunk.
-      form: The form of the parameters.
+      form: The form of what groups train.
     """
 
     chunks: tuple[Chunk, ...]
     codec_states: tuple[CodecStates, ...]
-    sent: Sent
+    sent: RoundPassengers
     form: Form
 
-    def __iter__(self) -> Iterator[tuple[Chunk, CodecStates, Sent | None]]:
+    def __iter__(self) -> Iterator[tuple[Chunk, CodecStates, RoundPassengers | None]]:
         """Yields each chunk with its codec states, and with what travels with it."""
         sent = (*(None for _ in self.chunks[1:]), self.sent)
         return zip(self.chunks, self.codec_states, sent, strict=True)

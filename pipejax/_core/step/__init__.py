@@ -5,6 +5,7 @@
 
 from ._check_state import check_in_flight as check_in_flight
 from ._check_state import check_kind as check_kind
+from ._check_state import check_not_donated as check_not_donated
 from ._check_state import check_optimizer_of as check_optimizer_of
 from ._check_state import check_pending as check_pending
 from ._check_state import check_state as check_state

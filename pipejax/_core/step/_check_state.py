@@ -12,7 +12,7 @@ from jax.core import Tracer
 from pipejax._core.checks import check_opt_state, is_array
 from pipejax._core.message import InFlight, Message, width_of
 from pipejax._internal.structures import difference, paths
-from pipejax._internal.types import Leaf
+from pipejax._internal.types import Leaf, Tree
 
 from ._state import Common, PipelineState
 
@@ -44,6 +44,16 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
     step = state.step
     if not is_array(step):
         return
+    check_not_donated(state)
+    if step.committed and step.sharding.device_set != devices:
+        raise ValueError(
+            f"`state` must be of this mesh, on devices {_ids(devices)}; got one on"
+            f" devices {_ids(step.sharding.device_set)}. {_GO_ON}"
+        )
+
+
+def check_not_donated(state: Tree) -> None:
+    """Raises a `ValueError` if a program has overwritten an array of a state."""
     if any(map(is_deleted, jax.tree.leaves(state))):
         paths = jax.tree_util.tree_leaves_with_path(state)
         name = next(jax.tree_util.keystr(p) for p, leaf in paths if is_deleted(leaf))
@@ -53,11 +63,6 @@ def check_state(state: Any, devices: set[Any], *, counted: bool) -> None:
             " deleted: a step made with donate=True has overwritten it. Go on from the"
             " state which that step returned, or copy what you keep:"
             " `jax.tree.map(jnp.copy, state)`."
-        )
-    if step.committed and step.sharding.device_set != devices:
-        raise ValueError(
-            f"`state` must be of this mesh, on devices {_ids(devices)}; got one on"
-            f" devices {_ids(step.sharding.device_set)}. {_GO_ON}"
         )
 
 

@@ -7,7 +7,7 @@ import optax
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
 
-from ...groups import batches, loss_fn, params, placed
+from ...groups import batches, local_step, params, placed
 from .sharded import whole
 
 SETTINGS = {
@@ -26,11 +26,8 @@ def trained(name, folder=None, devices=None, executor="auto"):
     inside = (devices or jax.device_count()) == 4
     names = ("host", "fsdp") if inside else "host"
     mesh = pj.data_mesh(devices, axis_name=names, hosts=2 if inside else None)
-    train = pj.make_local_step(
-        loss_fn,
-        optax.adamw(1e-2),
-        mesh=mesh,
-        axis_name="host",
+    train = local_step(
+        mesh,
         outer_tx=optax.sgd(0.7, momentum=0.9),
         all_reduce=collectives.two_shot(codecs.error_feedback(codecs.int8(8))),
         executor=executor,

@@ -2,23 +2,16 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import pipejax as pj
 from pipejax._core.executors import regrouped
 
-from ...helpers import batches, init_params, loss_fn
+from ...groups import batches, local_step, params
 
 
 def made(groups):
-    return pj.make_local_step(
-        loss_fn,
-        optax.adamw(1e-2),
-        mesh=pj.data_mesh(groups),
-        sync_every=3,
-        overlap_steps=2,
-    )
+    return local_step(pj.data_mesh(groups), sync_every=3, overlap_steps=2)
 
 
 def everywhere(tree, mesh):
@@ -29,11 +22,11 @@ def everywhere(tree, mesh):
 @pytest.mark.parametrize("steps", [0, 2, 4, 6])
 def test_fewer_groups_begin_at_the_mean(steps):
     train, fewer = made(4), made(2)
-    state = train.init(init_params())
+    state = train.init(params())
     for batch in batches(steps):
         state, _ = train.step(state, batch)
     wanted, reports = train.drain(state)
-    form = fewer.init(init_params()).shared.form
+    form = fewer.init(params()).shared.form
     held = state._replace(
         shared=everywhere(state.shared._replace(form=form), fewer.mesh),
         own=everywhere(state.own, fewer.mesh),

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 
 import pipejax as pj
-from pipejax._core.executors._round_config import Reads, StepKind, alone, stacked
+from pipejax._core.executors._round_config import RoundReads, StepKind, alone, stacked
 from pipejax._core.message import Message, Passengers, Reduced
-from pipejax._core.rounds import ChunkState, Form, Model, Sent
+from pipejax._core.rounds import ChunkState, Form, GroupModel, RoundPassengers
 from pipejax._core.step import Common, Trainable
 
 from ...helpers import loss_fn
@@ -39,13 +39,13 @@ def test_last_chunk_moves_a_group_and_the_next_round_begins_there():
     trained = Common(Trainable(jnp.zeros(2), None), jnp.zeros(()), None, None, None)
     form = Form.of(trained, jnp.zeros(1), pj.data_mesh(2), "data")
     report = Passengers.of(jnp.float32(4), None)
-    sent = Sent(report, jnp.array([1.5]))
+    sent = RoundPassengers(report, jnp.array([1.5]))
     others = ({"float32": jnp.array([7.0])},)
-    reads = Reads((correction,), others, jnp.float32(6), sent, form)
+    reads = RoundReads((correction,), others, jnp.float32(6), sent, form)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, jnp.array([1.0]), report)
     summed = Reduced.of(total, jnp.array(True)), {}
     kind = StepKind(exchanges=True, merges=True, begins=True)
-    model = stacked(Model(jnp.array([5.0, 0.0]), jnp.float32(8)))
+    model = stacked(GroupModel(jnp.array([5.0, 0.0]), jnp.float32(8)))
     outcome = rounds().after(kind, model, due, reads, summed)
     assert outcome.due.anchor["float32"] == 2
     assert outcome.due.buffer["float32"] == 2 - (4 - 3)
