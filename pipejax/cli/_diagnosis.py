@@ -1,6 +1,7 @@
 """The findings of `pipejax doctor`, as text and as JSON."""
 
 import statistics
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pipejax import timing
@@ -41,22 +42,27 @@ class Advice(NamedTuple):
         recommended way to hide its exchange, with one bool for a subtree of equal ones.
         `None` if that is not known, or if all must be.
       replicas: The number of devices, or hosts, that predict by gradients of their own.
+      rounds: The ways with local steps, if no other way hides its exchange.
     """
 
     model: Model
     ways: list[timing.RankedConfig]
     delayed: Any = None
     replicas: int = 1
+    rounds: Sequence[timing.RankedConfig] = ()
 
     @property
     def shown(self) -> dict[str, timing.RankedConfig]:
         """Returns the ways that are worth a comparison, by what they stand for."""
         waits = (choice for choice in self.ways if choice.config.width == 1)
-        return {
+        found = {
             "synchronous": next(x for x in waits if x.config.codec is None),
             "pipelined": exact(self.ways),
             "recommended": chosen(self.ways),
         }
+        if self.rounds:
+            found["local steps"] = self.rounds[0]
+        return found
 
     def __str__(self) -> str:
         shown = self.shown
@@ -68,8 +74,20 @@ class Advice(NamedTuple):
                 "",
                 snippet(shown["recommended"].config),
                 *self._least_delay(),
+                *self._local_steps(),
             ]
         )
+
+    def _local_steps(self) -> list[str]:
+        if not self.rounds:
+            return []
+        return [
+            "",
+            "No pipeline hides this exchange. Local steps do, at a cost in accuracy"
+            " (docs/local_steps.md):",
+            "",
+            snippet(self.rounds[0].config),
+        ]
 
     def _least_delay(self) -> list[str]:
         if self.delayed is None:
@@ -119,6 +137,7 @@ class Diagnosis(NamedTuple):
             "fit": fit and timing.trust(fit).to_dict(),
             "model": advice and advice.model._asdict(),
             "ways": advice and [choice.to_dict() for choice in advice.ways],
+            "local_steps": advice and [choice.to_dict() for choice in advice.rounds],
             "python": advice and snippet(chosen(advice.ways).config),
             "delayed": advice and repr(advice.delayed),
         }

@@ -22,10 +22,12 @@ from ._delayed import merged_flags
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
 from ._model import Model, RunnableStep, load_step
-from ._rows import chosen
+from ._rows import chosen, in_chunks
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
 
+EXPOSED = 1.25
+"""The step time over compute from which on local steps are shown."""
 EXAMPLE = "srun pipejax doctor --parameters 300M --compute-ms 250"
 
 _DESCRIPTION = """\
@@ -82,18 +84,19 @@ def run(args: argparse.Namespace) -> int:
     advice = None
     if fit:
         model = model or Model.of(program, times)
+        compute = timing.Compute.of(model.compute / 1e3)
+        one_core = mesh.devices.flat[0].platform == "cpu"
         ways = timing.plan(
-            fit.cluster,
-            model.elements,
-            timing.Compute.of(model.compute / 1e3),
-            codecs,
-            one_core=mesh.devices.flat[0].platform == "cpu",
+            fit.cluster, model.elements, compute, codecs, one_core=one_core
         )
-        best = chosen(ways)
+        best, rounds = chosen(ways), []
+        if best.ratio > EXPOSED:
+            flat = in_chunks(ways, codecs)
+            rounds = timing.local_steps(flat, compute, one_core=one_core)
         # In an exchange of two levels, the devices of a host predict as one.
         replicas = fit.cluster.hosts if best.config.levels else mesh.size
         late = _least_delay(program, model, best)
-        advice = Advice(model, ways, late, replicas)
+        advice = Advice(model, ways, late, replicas, rounds)
     executor = program.train.executor
     measured = Overlap(
         args.model or "a built-in MLP", f"{executor.name} ({executor.reason})", times

@@ -15,7 +15,16 @@ from pipejax.overlap import amount
 from . import _cluster
 from ._candidates import candidates, feeds_back
 from ._command import add_command, write_json
-from ._rows import GAIN, chosen, d_sync, exact, lines, number
+from ._rows import (
+    GAIN,
+    chosen,
+    d_sync,
+    exact,
+    in_chunks,
+    lines,
+    number,
+    synchronous,
+)
 from ._snippet import for_many, snippet
 from ._units import COMPUTE_MS, MOST, check, count
 from ._usage import UsageError, in_one_line
@@ -44,6 +53,8 @@ _OPTIONS = {
     "--shard-optimizer": "every device keeps its share of the optimizer (ZeRO-1): list"
     " the ways that can, with the reduce-scatter beside the forward pass and the"
     " all-gather beside the backward pass",
+    "--local-steps": "every host trains alone, and hosts exchange parameters in rounds:"
+    " list how long rounds must be; --compute-ms is then a step of one host alone",
     "--top N": "number of rows to print; 10 by default; the row of D-Sync and the best"
     " pipelined row that keeps all bits are always printed",
     "--row N": "number of the row whose train step is printed; by default the first row"
@@ -81,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     cluster, notes = _cluster.known(args, elements)
     if args.sharded:
         notes = [*notes, _inside(cluster, elements)]
+    if args.sharded or args.local_steps:
         # A device exchanges only its shard of the gradient, rounded up to whole
         # elements.
         cluster, elements = timing.sharded(cluster), -(-elements // cluster.devices)
@@ -94,9 +106,15 @@ def run(args: argparse.Namespace) -> int:
     if args.shard_optimizer:
         devices = cluster.hosts * cluster.devices
         ranked = timing.shard_optimizer(ranked, compute, devices)
+    if args.local_steps:
+        flat = in_chunks(ranked, known)
+        rounds = timing.local_steps(flat, compute, one_core=args.one_core)
+        ranked = [*rounds, d_sync(ranked), exact(ranked)]
     choice = chosen(ranked, args.row)
     python = snippet(
-        choice.config, sharded=args.sharded, shard_optimizer=args.shard_optimizer
+        choice.config,
+        inner=_inner_axis(args),
+        shard_optimizer=args.shard_optimizer,
     )
     parts = [
         [*notes, *_about(known)],
@@ -136,6 +154,14 @@ def _for_many(
     if not (args.sharded or choice.config.levels):  # where a host predicts as one
         replicas *= cluster.devices
     return for_many(choice.config, replicas)
+
+
+def _inner_axis(args: argparse.Namespace) -> str | None:
+    """Returns the mesh axis of the devices that are a group, if they are."""
+    if args.sharded:
+        return "fsdp"
+    several = (args.devices or 1) > 1
+    return "device" if args.local_steps and several else None
 
 
 def _inside(cluster: timing.Cluster, elements: int) -> str:
@@ -182,7 +208,23 @@ def _summary(
         f" {most['overlapped']:.2f} times as fast as one that overlaps its exchange"
         " with the backward pass.",
         *(_hidden(each, compute, args) for each in dict.fromkeys(piped)),
+        *_rounds(choice, plain),
         *_least_delay(rows[2], choice, compute, args),
+    ]
+
+
+def _rounds(choice: timing.RankedConfig, plain: timing.RankedConfig) -> list[str]:
+    """Says what the rounds of a choice cost, and whether they are needed."""
+    every, overlap = choice.config.sync_every, choice.config.overlap_steps
+    if not every:
+        return []
+    if plain.step <= choice.step:
+        return ["A pipeline hides all bits, without local steps and their cost."]
+    hidden = f"hides behind the next {overlap}" if overlap else "waits for"
+    return [
+        f"Hosts train alone for {every} steps, and then exchange parameters, which the"
+        f" way {hidden}. The longer a round, the more accuracy it costs"
+        " (docs/local_steps.md)."
     ]
 
 
@@ -220,6 +262,6 @@ def _hidden(
 
 
 def _synchronous(ranked: list[timing.RankedConfig]) -> list[timing.TrainConfig]:
-    waits = [choice.config for choice in ranked if choice.config.width == 1]
+    waits = [choice.config for choice in synchronous(ranked)]
     plain = next(config for config in waits if config.codec is None)
     return list(dict.fromkeys([waits[0], plain]))

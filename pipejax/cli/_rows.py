@@ -1,8 +1,9 @@
 """The rows of a ranking of ways to train: which to print, and which to recommend."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from pipejax import timing
+from pipejax.codecs import Codec
 
 from ._usage import UsageError
 
@@ -48,11 +49,27 @@ def d_sync(ranked: list[timing.RankedConfig]) -> timing.RankedConfig:
     """Returns the way that gains are relative to; see `GAIN`."""
     waits = [
         choice
-        for choice in ranked
-        if (choice.config.width, choice.config.codec, choice.config.buckets)
-        == (1, None, 1)
+        for choice in synchronous(ranked)
+        if choice.config.codec is None and choice.config.buckets == 1
     ]
     return min(waits, key=lambda choice: choice.step)
+
+
+def synchronous(ranked: list[timing.RankedConfig]) -> list[timing.RankedConfig]:
+    """Returns the ways that exchange every gradient, and wait for it."""
+    return [
+        choice
+        for choice in ranked
+        if choice.config.width == 1 and not choice.config.sync_every
+    ]
+
+
+def in_chunks(
+    ranked: list[timing.RankedConfig], known: Mapping[str, Codec]
+) -> list[timing.RankedConfig]:
+    """Returns the ways that can exchange parameters in chunks, as local steps do."""
+    whole = {name for name, codec in known.items() if codec.needs_leaves}
+    return [choice for choice in ranked if choice.config.codec not in whole]
 
 
 def number(ranked: list[timing.RankedConfig], choice: timing.RankedConfig) -> int:

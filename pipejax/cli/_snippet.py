@@ -8,30 +8,36 @@ FEW = 4  # replicas, of which the own gradient of each predicts well
 
 
 def snippet(
-    config: timing.TrainConfig, *, sharded: bool = False, shard_optimizer: bool = False
+    config: timing.TrainConfig,
+    *,
+    inner: str | None = None,
+    shard_optimizer: bool = False,
 ) -> str:
     """Returns Python source that makes the train step of a way with one bucket.
 
-    The source uses the names `loss_fn` and `tx`, which the program must define.
+    The source uses the names `loss_fn` and `tx`, which the program must define. `inner`
+    is the mesh axis of the devices of a group, which exchange as one.
     """
-    axes = 'axis_name=("host", "device")' if config.levels else ""
-    on = 'axis_name=("host", "fsdp")' if sharded else axes
-    over = 'axis_name="host"' if sharded else axes
+    axes = f'("host", "{inner or "device"}")' if inner or config.levels else None
+    over = '"host"' if inner else axes
     all_reduce = f"pj.collectives.{config.algorithm}({'codec' if config.codec else ''})"
     if config.levels:
         all_reduce = f"pj.collectives.hierarchical(outer={all_reduce})"
+    rounds = config.sync_every, config.overlap_steps
     lines = [
         f"# {config}, with your loss_fn and optimizer tx:",
         "import pipejax as pj",
         "",
-        f"mesh = pj.data_mesh({on})",
+        f"mesh = pj.data_mesh({f'axis_name={axes}' if axes else ''})",
         *([f"codec = {_codec(config.codec)}"] if config.codec else []),
-        "train = pj.make_train_step(",
+        f"train = pj.make_{'local' if config.sync_every else 'train'}_step(",
         "    loss_fn,",
         "    tx,",
         "    mesh=mesh,",
-        *([f"    {over},"] if over else []),
-        f"    width={config.width},",
+        *([f"    axis_name={over},"] if over else []),
+        "    sync_every={},\n    overlap_steps={},".format(*rounds)
+        if config.sync_every
+        else f"    width={config.width},",
         f"    all_reduce={all_reduce},",
         *(["    shard_optimizer=True,"] if shard_optimizer else []),
         ")",

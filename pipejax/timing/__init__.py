@@ -11,13 +11,14 @@ $$t_{pipe} = \max(c, x)$$
 
 - `flat` and `hierarchical` count the messages and bytes of an exchange. `duration`
   turns these counts into seconds.
-- `synchronous_step_time`, `overlapped_step_time` and `pipelined_step_time` give the
-  time of a step.
+- `synchronous_step_time`, `overlapped_step_time`, `pipelined_step_time` and
+  `local_step_time` give the time of a step.
 - `simulate` gives the time of a step where times vary and no closed form holds.
 - `sharded` and `fsdp` tell what crosses between hosts from what stays inside a host,
   for a model that the devices of a host shard.
 - `plan` ranks all ways to train by their step time, `shard_optimizer` those that can
-  shard the optimizer, and `scaling` follows one of them to more hosts.
+  shard the optimizer, `local_steps` those that exchange in rounds, and `scaling`
+  follows one of them to more hosts.
 - `exchange_times` and `profile` measure all-reduces on a mesh. `fit` derives a cluster
   from measured times, and `trust` judges whether it can be relied on.
 """
@@ -46,10 +47,12 @@ from ._iteration import Compute as Compute
 from ._iteration import batch_to_hide as batch_to_hide
 from ._iteration import ceilings as ceilings
 from ._iteration import least_delayed_share as least_delayed_share
+from ._iteration import local_step_time as local_step_time
 from ._iteration import overlapped_step_time as overlapped_step_time
 from ._iteration import pipelined_step_time as pipelined_step_time
 from ._iteration import synchronous_step_time as synchronous_step_time
 from ._leaves import square_leaves as square_leaves
+from ._local_steps import local_steps as local_steps
 from ._picture import Panel as Panel
 from ._picture import picture as picture
 from ._picture import profile_picture as profile_picture

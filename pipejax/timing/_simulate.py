@@ -11,12 +11,18 @@ Steps follow the dependencies of Pipe-SGD at width K:
 - The exchange of step t starts when step t has been computed and the exchange of step
   t-1 is over.
 
+With local steps, devices exchange parameters once in a round of H steps:
+
+- The exchange of a round starts when its last step has been computed. It has V chunks,
+  one after another.
+- Step v of the next round is over when it has been computed and chunk v has arrived.
+
 The simulation works on arrays over all devices, so that thousands of devices take
 seconds.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -104,13 +110,21 @@ class Trace:
 
 
 def simulate(
-    cluster: Cluster, workload: Workload, width: int, steps: int = 20, seed: int = 0
+    cluster: Cluster,
+    workload: Workload,
+    width: int,
+    steps: int = 20,
+    seed: int = 0,
+    *,
+    sync_every: int = 0,
+    overlap_steps: int = 0,
 ) -> Trace:
-    """Simulates steps of Pipe-SGD at width K, message by message.
+    """Simulates steps of Pipe-SGD at width K, or local steps, message by message.
 
     Where all hosts are alike and times do not vary, the step time agrees with
-    `pipelined_step_time`. Use this function for stragglers, jitter, and links that
-    several devices share. The simulation has no weight prediction.
+    `pipelined_step_time` and `local_step_time`. Use this function for stragglers,
+    jitter, and links that several devices share. The simulation has no weight
+    prediction.
 
     Args:
       cluster: The cluster with its hosts, links and speeds.
@@ -118,12 +132,16 @@ def simulate(
       width: The width K. Width 1 is synchronous.
       steps: The number of steps, at least 2.
       seed: The seed of the jitter.
+      sync_every: The number H of local steps of a round; 0 exchanges every gradient.
+      overlap_steps: The number V of steps that hide the exchange of a round, at most H.
 
     Returns:
-      When each device has computed and exchanged each step.
+      When each device has computed and exchanged each step. A local step is exchanged
+      when the chunk beside it has arrived.
 
     Raises:
-      ValueError: If `steps` or `width` is too small, `workload.slow` does not have one
+      ValueError: If `steps` or `width` is too small, local steps have a width above 1
+        or more than H steps of overlap, `workload.slow` does not have one
         number for each device, `workload.algorithm` is not a key of
         `pj.timing.COST_MODELS`, or `workload.speed` is not a key of `cluster.codecs`.
 
@@ -141,12 +159,18 @@ def simulate(
             "`steps` must be a whole number of at least 2 and `width` at least 1, got"
             f" {steps}, {width}."
         )
+    if not (is_integer(sync_every, 0) and is_integer(overlap_steps, 0)) or (
+        overlap_steps > sync_every or (sync_every and width > 1)
+    ):
+        raise ValueError(
+            "`overlap_steps` must be from 0 to `sync_every`, and `width` 1 with local"
+            f" steps; got {overlap_steps!r}, {sync_every!r} and {width}."
+        )
     p = cluster.hosts * cluster.devices
     times = workload.compute_times(steps, p, np.random.default_rng(seed))
-    shape = workload.algorithm, p, workload.elements, workload.codec
-    launched = counted(*shape).collectives * cluster.synchronisation
-    rounds = ROUNDS[workload.algorithm](*shape[1:])
-    network = Network(cluster, cluster.codec(workload.speed))
+    if sync_every:
+        return _local_steps(cluster, workload, times, sync_every, overlap_steps)
+    exchange = _exchange(cluster, workload, workload.elements)
     computed, exchanged = np.zeros((steps, p)), np.zeros((steps, p))
     zero = np.zeros(p)
     for t in range(steps):
@@ -156,8 +180,45 @@ def simulate(
         applied = exchanged[t - width] if t >= width else zero
         computed[t] = np.maximum(before, applied) + times[t]
         ready = np.maximum(computed[t], exchanged[t - 1] if t else zero)
-        exchanged[t] = network.exchange(rounds, ready + launched)
+        exchanged[t] = exchange(ready)
     return Trace(computed, exchanged)
+
+
+def _local_steps(
+    cluster: Cluster, workload: Workload, times: np.ndarray, every: int, overlap: int
+) -> Trace:
+    """Simulates local steps with these compute times, [steps, devices]."""
+    chunks = max(1, overlap)
+    exchange = _exchange(cluster, workload, -(-workload.elements // chunks))
+    computed, ends = np.zeros_like(times), np.zeros_like(times)
+    arrivals: list[np.ndarray] = []  # those of the chunks that are not applied yet
+    for t, seconds in enumerate(times):
+        computed[t] = ends[t] = (ends[t - 1] if t else 0) + seconds
+        if arrivals:
+            ends[t] = np.maximum(ends[t], arrivals.pop(0))
+        if (t + 1) % every == 0:
+            ready = ends[t]
+            for _ in range(chunks):
+                ready = exchange(ready)
+                arrivals.append(ready)
+        if not overlap and arrivals:
+            ends[t] = arrivals.pop()
+    return Trace(computed, ends)
+
+
+def _exchange(
+    cluster: Cluster, workload: Workload, elements: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function of when each device is ready, which returns when it is done.
+
+    Its calls are exchanges of vectors of so many elements, one after another.
+    """
+    p = cluster.hosts * cluster.devices
+    shape = workload.algorithm, p, elements, workload.codec
+    launched = counted(*shape).collectives * cluster.synchronisation
+    rounds = list(ROUNDS[workload.algorithm](*shape[1:]))
+    network = Network(cluster, cluster.codec(workload.speed))
+    return lambda ready: network.exchange(rounds, ready + launched)
 
 
 class Network:

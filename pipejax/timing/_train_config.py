@@ -6,12 +6,17 @@ from pipejax.codecs import Codec
 
 from ._cluster import Cluster
 from ._exchange import Duration, duration, flat, hierarchical
-from ._iteration import Compute, pipelined_step_time, synchronous_step_time
+from ._iteration import (
+    Compute,
+    local_step_time,
+    pipelined_step_time,
+    synchronous_step_time,
+)
 from ._rounds import Algorithm
 
 
 class TrainConfig(NamedTuple):
-    """A way to train: width, algorithm, codec and number of buckets.
+    """A way to train: width, algorithm, codec, number of buckets, and local steps.
 
     Attributes:
       width: The width K; 1 is synchronous.
@@ -21,6 +26,8 @@ class TrainConfig(NamedTuple):
       levels: Whether the all-reduce is `hierarchical`, first inside hosts and then
         between them.
       buckets: The number of equal parts in which the gradient is exchanged.
+      sync_every: The number H of local steps of a round; 0 exchanges every gradient.
+      overlap_steps: The number V of steps that hide the exchange of a round.
     """
 
     width: int
@@ -28,6 +35,8 @@ class TrainConfig(NamedTuple):
     codec: str | None = None
     levels: bool = False
     buckets: int = 1
+    sync_every: int = 0
+    overlap_steps: int = 0
 
     def exchange(
         self, cluster: Cluster, elements: int, codec: Codec | None
@@ -53,20 +62,26 @@ class TrainConfig(NamedTuple):
         """Returns the seconds of a step.
 
         Width 1 is `synchronous_step_time`, a larger width `pipelined_step_time` with
-        weight prediction.
+        weight prediction, and local steps are `local_step_time`.
 
         Args:
           compute: The compute times of a step.
           exchange: The exchange of one bucket, as `exchange` returns it.
           one_core: Whether codec and additions run on the core that computes the model.
         """
+        if self.sync_every:
+            rounds = self.sync_every, self.overlap_steps
+            return local_step_time(compute, exchange, *rounds, one_core=one_core)
         if self.width == 1:
             return synchronous_step_time(compute, exchange, self.buckets)
         return pipelined_step_time(compute, exchange, self.width, one_core=one_core)
 
     def __str__(self) -> str:
+        hidden = f"V = {self.overlap_steps}" if self.overlap_steps else "at once"
         parts = [
-            f"width {self.width}",
+            f"H = {self.sync_every}, {hidden}"
+            if self.sync_every
+            else f"width {self.width}",
             f"hierarchical, {self.algorithm}" if self.levels else self.algorithm,
             self.codec or "all bits",
             *([f"{self.buckets} buckets"] if self.buckets > 1 else []),
@@ -117,6 +132,11 @@ class RankedConfig(NamedTuple):
         """An explanation of the step time, in words."""
         exchange = self.exchange.total * self.config.buckets
         largest = max(zip(self.exchange, self.exchange._fields, strict=True))[1]
+        if self.config.sync_every:
+            return (
+                f"computes {self.compute / self.step:.0%} of the time, beside an"
+                f" exchange of {_ms(exchange)}, most of it {largest}"
+            )
         if self.config.width == 1:
             waits = self.step - self.compute
             several = self.config.buckets > 1

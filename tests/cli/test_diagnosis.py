@@ -59,6 +59,18 @@ def test_advice_names_the_gradients_to_delay():
     assert text.splitlines()[-1].startswith(f"delayed = {delayed}")
 
 
+def test_advice_shows_local_steps_where_no_pipeline_hides():
+    compute = timing.Compute.of(0.001)
+    ways = timing.plan(CLUSTER, 4_000_000, compute)
+    rounds = timing.local_steps(ways, compute)
+    found = Advice(Model(4_000_000, 1.0), ways, rounds=rounds)
+    assert found.shown["local steps"] == rounds[0]
+    text = str(found)
+    assert f"local steps   {rounds[0]}" in text
+    assert f"    sync_every={rounds[0].config.sync_every}," in text
+    assert "make_local_step" not in str(advice())
+
+
 def test_diagnosis_of_a_cluster_has_words_and_json():
     found = Diagnosis(
         HERE, {"an_option": True}, {"another": "unknown"}, overlap(2, 1, 2), None, None

@@ -109,6 +109,28 @@ def test_sharded_optimizer_is_planned_without_tree_and_buckets(capsys):
     assert "buckets" not in out
 
 
+def test_local_steps_are_planned_beside_the_usual_ways(capsys):
+    """Eight devices of a host share 12.5 MB/s, over which each sends 1.5 x 15 MB."""
+    given = ("--hosts", "4", "--devices", "8", "--bandwidth", "100mbit")
+    given += ("--device", "h100", "--local-steps", "--top", "999")
+    assert plan(*given, parameters="30M", compute="250") == 0
+    out = capsys.readouterr().out
+    steps = math.ceil(1.5 * 15e6 / (12.5e6 / 8) / 0.25)  # 57.6
+    assert f"  H = {steps}, V = {steps}, ring, all bits  " in out
+    assert f"  H = {4 * steps}, at once, ring, all bits  " in out
+    d_sync = next(x for x in out.splitlines() if "width 1, psum, all bits" in x)
+    assert " gain 1.00 " in d_sync
+    assert "power_sgd  " not in out
+    assert "exchange parameters, which the way hides behind the next 9. The" in out
+    assert '    axis_name="host",\n    sync_every=9,\n    overlap_steps=9,' in out
+
+
+def test_plan_says_where_local_steps_are_not_needed(capsys):
+    given = ("--hosts", "4", "--bandwidth", "100gbit", "--local-steps")
+    assert plan(*given, parameters="30M", compute="250") == 0
+    assert "A pipeline hides all bits, without local steps" in capsys.readouterr().out
+
+
 def test_sharded_flag_needs_several_devices(capsys):
     assert plan("--hosts", "4", "--bandwidth", "10gbit", "--sharded") == 2
     assert "`--sharded` must be used with several devices" in capsys.readouterr().err

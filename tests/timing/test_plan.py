@@ -85,7 +85,12 @@ def test_gains_include_hierarchical_all_reduces():
     many = dataclasses.replace(CLUSTER, devices=8, inner=Link(1e-6, 1e11))
     found = timing.plan(many, N, Compute.of(0.12), CODECS)
     (d_sync,) = {c.d_sync for c in found}
-    waits = [c.step for c in found if c.config[:1] + c.config[2:] == (1, None, True, 1)]
+    waits = [
+        c.step
+        for c in found
+        if (c.config.width, c.config.codec, c.config.levels, c.config.buckets)
+        == (1, None, True, 1)
+    ]
     assert d_sync == min(waits)
 
 
@@ -116,7 +121,7 @@ def test_levels_are_planned_for_hosts_with_several_devices():
         c.step
         for levels in (True, False)
         for c in timing.plan(many, N, Compute.of(0.01), CODECS)
-        if c.config == (2, "two_shot", "int8", levels, 1)
+        if c.config == timing.TrainConfig(2, "two_shot", "int8", levels, 1)
     ]
     assert two[0] < two[1] / 6
     assert str(choice).startswith("width 2")
@@ -175,7 +180,11 @@ def test_power_sgd_is_planned_for_the_leaves_of_a_model():
     n = 512 * 512 + 100
     given = (WITH_POWER, n, Compute.of(0.01), {"power_sgd": POWER})
     found = timing.plan(*given, leaves=leaves)
-    (psum,) = (c for c in found if c.config == (2, "psum", "power_sgd", False, 1))
+    (psum,) = (
+        c
+        for c in found
+        if c.config == timing.TrainConfig(2, "psum", "power_sgd", False, 1)
+    )
     sent = 4 * (4 * 2 * 512 + 100)
     assert psum.exchange.wire == pytest.approx(2 * 3 / 4 * sent / 62.5e6)
     curve = timing.scaling(

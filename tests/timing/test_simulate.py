@@ -134,3 +134,34 @@ def test_slow_must_have_one_number_for_each_device():
     work = Workload(0.1, 10, slow=(1,))
     with pytest.raises(ValueError, match="`slow` must have one number for each of 2"):
         timing.simulate(cluster(2), work, width=2)
+
+
+@pytest.mark.parametrize(("every", "overlap"), [(1, 0), (1, 1), (4, 0), (4, 2), (6, 6)])
+@pytest.mark.parametrize("elements", [4_000, 4_000_000, 64_000_000])
+def test_simulated_local_steps_equal_the_closed_form(every, overlap, elements):
+    """Chunks cut the elements evenly; each has the latencies of an exchange."""
+    work = Workload(0.1, elements, "ring")
+    chunk = dataclasses.replace(work, elements=-(-elements // max(1, overlap)))
+    seconds = max(1, overlap) * exchange_seconds(cluster(4), chunk)
+    exchange = timing.Duration(0, seconds, 0, 0, 0)
+    wanted = timing.local_step_time(timing.Compute.of(0.1), exchange, every, overlap)
+    rounds = dict(sync_every=every, overlap_steps=overlap)
+    found = timing.simulate(cluster(4), work, 1, steps=8 * every, **rounds)
+    assert math.isclose(found.step_time, wanted, rel_tol=1e-2)
+
+
+def test_longer_rounds_wait_less_for_slow_steps():
+    work = Workload(0.1, 1_000, "ring", jitter=0.5)
+    times = [
+        timing.simulate(cluster(8), work, 1, 256, sync_every=every).step_time
+        for every in (1, 4, 16)
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1.3 * times[2]
+
+
+@pytest.mark.parametrize(("width", "every", "overlap"), [(1, 2, 3), (2, 2, 1)])
+def test_bad_rounds_are_refused(width, every, overlap):
+    rounds = dict(sync_every=every, overlap_steps=overlap)
+    with pytest.raises(ValueError, match="`overlap_steps` must be from 0 to"):
+        timing.simulate(cluster(2), Workload(0.1, 10), width, **rounds)

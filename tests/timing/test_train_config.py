@@ -27,6 +27,11 @@ def exchange(wire=0.0, codec=0.0):
         (TrainConfig(2, "ring", "int8"), "width 2, ring, int8"),
         (TrainConfig(2, "tree", levels=True), "width 2, hierarchical, tree, all bits"),
         (TrainConfig(1, "ring", buckets=4), "width 1, ring, all bits, 4 buckets"),
+        (TrainConfig(1, "ring", sync_every=8), "H = 8, at once, ring, all bits"),
+        (
+            TrainConfig(1, "ring", sync_every=8, overlap_steps=4),
+            "H = 8, V = 4, ring, all bits",
+        ),
     ],
 )
 def test_way_is_printed_by_its_settings(way, says):

@@ -1,0 +1,70 @@
+"""Step times with local steps, which exchange parameters once in a round."""
+
+import math
+from collections.abc import Sequence
+
+from ._iteration import Compute
+from ._train_config import RankedConfig
+
+FACTORS = (1, 4, 16)
+"""The rounds that are considered, as multiples of the steps that hide an exchange."""
+
+
+def local_steps(
+    choices: Sequence[RankedConfig], compute: Compute, *, one_core: bool = False
+) -> list[RankedConfig]:
+    r"""Returns ways to train with local steps, the shortest step first.
+
+    With c the compute time and x the time to exchange all parameters, an exchange is
+    hidden behind
+
+    $$n = \lceil x / c \rceil$$
+
+    steps. Each way of one bucket is considered with rounds of n steps whose exchange is
+    hidden, so that one is always under way, and with rounds of n, 4n and 16n steps that
+    exchange at once. Step times are those of `local_step_time`.
+
+    Args:
+      choices: Ways to train, as `plan` returns them.
+      compute: The compute times of a step that `plan` was given.
+      one_core: As `plan` was given.
+
+    Returns:
+      The ways. Of equally short steps, those with the shorter round come first.
+
+    Raises:
+      ValueError: If the compute takes no time.
+
+    Examples:
+      Parameters of 16 MB on links of 10 Mbit/s, with 0.25 s of compute:
+
+      >>> import pipejax as pj
+      >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 1.25e6))
+      >>> compute = pj.timing.Compute.of(0.25)
+      >>> ranked = pj.timing.plan(cluster, 4_000_000, compute)
+      >>> found = pj.timing.local_steps(ranked, compute)
+      >>> print(found[0].config)
+      H = 77, V = 77, halving_doubling, all bits
+      >>> f"{found[0].ratio:.2f}, {ranked[0].ratio:.2f} without local steps"
+      '1.00, 77.30 without local steps'
+
+    References:
+      Douillard et al., Streaming DiLoCo, 2025, https://arxiv.org/abs/2501.18512
+    """
+    if not compute.total:
+        raise ValueError(
+            "`compute` must take time, which hides an exchange; got 0 seconds. Give the"
+            " times of a step."
+        )
+    found = []
+    for choice in choices:
+        if choice.config.width > 1 or choice.config.buckets > 1:
+            continue
+        # Rounding must not add a step where the exchange takes n steps exactly.
+        steps = max(1, math.ceil(choice.exchange.total / compute.total - 1e-9))
+        rounds = (steps, steps), *((factor * steps, 0) for factor in FACTORS)
+        for every, overlap in rounds:
+            config = choice.config._replace(sync_every=every, overlap_steps=overlap)
+            step = config.step(compute, choice.exchange, one_core=one_core)
+            found.append(choice._replace(config=config, step=step))
+    return sorted(found, key=lambda way: (round(way.ratio, 6), way.config.sync_every))
