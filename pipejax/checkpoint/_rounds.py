@@ -20,7 +20,7 @@ from ._spread import Spread
 
 # Parts of a state that are sometimes not read, but made anew.
 CODECS = "own.codec_states"
-REPORTS = "own.reported", "own.sent"
+REPORTS = "own.reported"
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +34,7 @@ def wanted_of_rounds(
     check_kind(path, meta, rounds=True)
     placed = _placed(train, like)
     before, now = Spread(**meta["spread"]), Spread.of_rounds(placed)
-    taken, config = meta["rounds"]["taken"], train.rounds.config
+    config = train.rounds.config
     rules = {
         "chunks, as `overlap_steps` says,": (meta["chunks"], config.chunks),
         "inner axes": (before.inner, now.inner),
@@ -48,20 +48,14 @@ def wanted_of_rounds(
                 " what it was saved with, drain it, and call"
                 " `train.init(state.params)` of the new local step."
             )
-    if taken >= config.sync_every:
-        raise ValueError(
-            f"`train` must have a `sync_every` above {taken}, the steps that the"
-            f" checkpoint in {path} has taken in its round; got {config.sync_every}."
-            " To change it, restore the checkpoint with its old value and drain it."
-        )
-    under_way = taken > 0 or meta["rounds"]["left"] > 0
+    under_way = meta["rounds"]["reported"] > 0
     check_names(path, meta["passengers"] if under_way else None, like, _GO_ON)
     same = before.same_codecs(now, config.inner.all_reduce)
     # With nothing under way, the loss function may be another.
-    anew = (*(() if same else (CODECS,)), *(() if under_way else REPORTS))
+    anew = (*(() if same else (CODECS,)), *(() if under_way else (REPORTS,)))
     own: Any = placed.own if same else placed.own._replace(codec_states=())
     if not under_way:
-        own = own._replace(reported=None, sent=None)
+        own = own._replace(reported=None)
     if before.devices != now.devices:
         own = _on_all_groups(train, own, before.devices)
     form = placed._replace(own=own)
@@ -86,12 +80,12 @@ def rounds_state(
     if CODECS in anew and not moved:
         states = round_codec_states(config, mesh, state.shared, abstract=False)
         state = state._replace(own=state.own._replace(codec_states=states))
-    if REPORTS[0] in anew:
+    if REPORTS in anew:
         form = _placed(train, like).own
         form = _on_all_groups(train, form, before) if moved else form
-        parts = {"reported": form.reported, "sent": form.sent}
-        places = jax.tree.map(lambda shape: shape.sharding, parts)
-        state = state._replace(own=state.own._replace(**zeros(parts, places)))
+        places = jax.tree.map(lambda shape: shape.sharding, form.reported)
+        reported = zeros(form.reported, places)
+        state = state._replace(own=state.own._replace(reported=reported))
     if not moved:
         return state, False, ()
     _log.warning(

@@ -117,7 +117,6 @@ def close(found, wanted):
     ("settings", "message"),
     [
         ({"overlap_steps": 2}, r"chunks, as `overlap_steps` says, of 3, .* got 2"),
-        ({"sync_every": 3}, "a `sync_every` above 3, the steps that .* got 3"),
         ({"name": "copies"}, "inner axes of .*fsdp.* got .*device"),
     ],
 )

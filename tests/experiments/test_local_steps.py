@@ -6,7 +6,8 @@ import pathlib
 import pytest
 import tyro
 
-from experiments.local_steps import cluster
+from experiments import learning
+from experiments.local_steps import accuracy, cluster
 from experiments.local_steps._member import makers, turn
 from experiments.methods import Local, Problem
 from experiments.report import result
@@ -45,3 +46,33 @@ def test_command_in_the_documents_has_its_result():
     assert cells == [*itertools.product(config.rates, config.sync_every)]
     page = pathlib.Path(cluster.__file__).parents[2] / "docs" / "local_steps.md"
     assert f"`{found['command']}`" in page.read_text()
+
+
+@pytest.mark.parametrize(("every", "overlap"), [(1, 0), (2, 0), (2, 2)])
+def test_run_ends_with_the_test_loss_of_the_anchor(every, overlap, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 60)
+    task = learning.characters(text, batch_size=8, steps=25)
+    run = {"optimizer": "adamw", "rate": 0.01, "seed": 0}
+    run |= {"sync_every": every, "overlap_steps": overlap}
+    found = accuracy.trained(task, run)
+    assert len(found["losses"]) == 25
+    assert found["test_loss"] < found["losses"][0]
+
+
+def test_cells_are_changes_from_the_synchronous_run_of_the_seed():
+    def cell(every, overlap, seed, loss):
+        rounds = {"sync_every": every, "overlap_steps": overlap, "seed": seed}
+        return {"task": "text", "optimizer": "adamw", **rounds, "test_loss": loss}
+
+    cells = [cell(1, 0, 0, 2.0), cell(1, 0, 1, 3.0), cell(4, 0, 0, 2.5)]
+    cells += [cell(4, 0, 1, 3.7), cell(4, 4, 0, None)]
+    _, row = accuracy.rows(cells)
+    assert row == ["text", "adamw", "2.500", "4", "+0.600 ± 0.100", "+inf"]
+
+
+def test_runs_have_the_tuned_rate():
+    tuning = result("convergence")["runs"]
+    found = list(accuracy.runs(accuracy.Config(seeds=(0, 1)), tuning))
+    assert len(found) == 2 * 2 * 7
+    assert {run["rate"] for run in found} == {0.008}

@@ -1,22 +1,19 @@
 """Runs local steps as XLA programs, each with at most one chunk of an exchange.
 
-A step of a round is one program: the inner step of every group and, if a round is under
-way, the exchange of a chunk, whose collectives have the inner step beside them. The
-chunk is an argument, so that one program serves all chunks. The last step of a round
-and the step in which the last chunk arrives are other programs.
+A step of a round is one program: the inner step of every group and, in V of H steps,
+the exchange of a chunk, whose collectives have the inner step beside them. The number
+of the chunk is an argument. One program serves all chunks but the last, with which the
+report of the round travels.
 """
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Exchange, averaging
-from pipejax._core.rounds import ChunkState, GroupModel, Pending
 from pipejax._core.step import Inputs, inputs_over
 
 from ._interleave import interleave
@@ -27,8 +24,10 @@ from ._round_config import (
     Outcome,
     RoundConfig,
     RoundReads,
+    Sends,
     StepKind,
     Trained,
+    model_of,
     with_model,
 )
 from ._turns import hand_on, wait_turn
@@ -43,12 +42,7 @@ class FusedRounds:
     name: str = "fused"
 
     def train(
-        self,
-        kind: StepKind,
-        moves: Moves,
-        reads: RoundReads,
-        inputs: Inputs,
-        _: Pending,
+        self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and does not wait for it."""
         wait_turn(self.config.inner.mesh, moves.local.step)
@@ -56,22 +50,12 @@ class FusedRounds:
         hand_on(self.config.inner.mesh, found)
         return found
 
-    def exchange(
-        self,
-        kind: StepKind,
-        model: GroupModel | None,
-        due: ChunkState | None,
-        reads: RoundReads,
-        _: Pending,
-    ) -> Outcome:
+    def exchange(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Outcome:
         """Dispatches the exchange of a chunk with no step beside it."""
-        wait_turn(self.config.inner.mesh, (model, due))
-        found = self._exchange[kind](model, due, reads)
+        wait_turn(self.config.inner.mesh, (moves.local.step, moves.due))
+        found = self._exchange[kind](moves, reads)
         hand_on(self.config.inner.mesh, found)
         return found
-
-    def begin(self, pending: Pending) -> None:
-        """Does nothing: chunks are exchanged in the programs of later steps."""
 
     def lower(
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
@@ -112,46 +96,40 @@ class FusedRounds:
 
         def program(kind: StepKind) -> jax.stages.Wrapped:
             moves, reads, _, outcome = self.config.specs(kind)
-            own: Any = P(self.config.inner.axis_name)
             local = functools.partial(self._local_exchange, kind)
-            specs = own, moves.due, reads
-            return jax.jit(self.config.inner.on_mesh(local, specs, outcome))
+            return jax.jit(self.config.inner.on_mesh(local, (moves, reads), outcome))
 
-        return {kind: program(kind) for kind in KINDS}
+        return {kind: program(kind) for kind in KINDS if kind.exchanges}
 
     def _local_train(
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
         """Runs one group's part of a step."""
         compute = functools.partial(self.config.train, kind)
-        summed, args = None, (moves.local, moves.reported, inputs)
-        if moves.due is not None:
-            before, exchange = moves.due.codec_states, self._sum(moves.due, reads)
-            value, after, trained = interleave(
-                exchange.start, before, exchange.stages, compute, *args
-            )
-            summed = exchange.finish(value, after, before)
-        else:
-            trained = compute(*args)
-        model = kind.model_of(trained.local)
-        outcome = self.config.after(kind, model, moves.due, reads, summed)
+        args = moves.local, moves.reported, inputs
+        if moves.due is None:
+            return compute(*args), Outcome()
+        sent = self.config.sends(kind, moves, reads)
+        before, exchange = moves.due.codec_states, self._sum(sent, reads)
+        value, after, trained = interleave(
+            exchange.start, before, exchange.stages, compute, *args
+        )
+        summed = exchange.finish(value, after, before)
+        model = model_of(trained.local)
+        outcome = self.config.after(model, moves.due, sent, reads, summed)
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
 
     def _local_exchange(
-        self,
-        kind: StepKind,
-        model: GroupModel | None,
-        due: ChunkState | None,
-        reads: RoundReads,
+        self, kind: StepKind, moves: Moves, reads: RoundReads
     ) -> Outcome:
         """Runs one group's part of an exchange without a step."""
-        summed = None
-        if due is not None:
-            summed = self._sum(due, reads).run(due.codec_states)
-        return self.config.after(kind, model, due, reads, summed)
+        assert moves.due is not None
+        sent = self.config.sends(kind, moves, reads)
+        summed = self._sum(sent, reads).run(moves.due.codec_states)
+        return self.config.after(model_of(moves.local), moves.due, sent, reads, summed)
 
-    def _sum(self, due: ChunkState, reads: RoundReads) -> Exchange:
+    def _sum(self, sent: Sends, reads: RoundReads) -> Exchange:
         config = self.config.inner
-        message = self.config.message(due.buffer, reads.sent, reads.form)
+        message = self.config.message(*sent, reads.form)
         return averaging(message, jnp.array(True), config.sums_by, config.axis_name)

@@ -16,11 +16,10 @@ from pipejax._core.rounds import (
     Position,
     RoundPassengers,
     Shared,
-    changes_of,
 )
 from pipejax._core.step import Common, inner_state_specs
 from pipejax._internal.mesh import auto_mesh
-from pipejax._internal.shards import of_all_groups, optimizer_specs
+from pipejax._internal.shards import optimizer_specs
 from pipejax._internal.types import Tree
 
 from ._codec_states import codec_states_of
@@ -50,24 +49,15 @@ def initial_rounds(
     """
     inner = config.inner
     own: Any = P(inner.axis_name)
-    form = Form.of(common, like.changes, inner.mesh, inner.axis_name)
+    form = Form.of(common, like.changes, inner.mesh, inner.axis_name, config.chunks)
 
     def local(common: Common) -> tuple[Shared, GroupState]:
         zero = jnp.zeros((), jnp.int32)
-        anchor = form.chunked(common.trainable.params, config.chunks)
+        anchor = form.chunked(common.trainable.params)
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like.report)
-        state = common.model_state
-        group = GroupState(
-            local=stacked(common),
-            buffer=jax.tree.map(jnp.zeros_like, anchor),
-            reported=empty,
-            sent=RoundPassengers(
-                jax.tree.map(jnp.copy, empty), changes_of(form, state, state)
-            ),
-            codec_states=(),
-        )
+        group = GroupState(stacked(common), reported=empty, codec_states=())
         outer = tuple(map(config.outer_tx.init, anchor))
-        return Shared(anchor, outer, state, zero, form), group
+        return Shared(anchor, outer, common.model_state, zero, form), group
 
     program = inner.on_mesh(local, P(), (P(), own))
     shapes = round_shapes(config, *jax.eval_shape(program, common))
@@ -112,24 +102,17 @@ def round_shapes(
         pairs = zip(leaves, specs or (default,) * len(leaves), strict=True)
         return jax.tree.unflatten(structure, [placed(*pair) for pair in pairs])
 
-    form, sent = shared.form, group.sent
-    changes = tuple(of_all_groups(spec, axis) for spec in form.changes)
     return (
         Shared(
             anchor=lying(part, shared.anchor),
             outer=tuple(map(of_outer, shared.anchor, shared.outer)),
             model_state=split(shared.model_state, group.local.shards.model_state, P()),
             refused=placed(shared.refused, P()),
-            form=form,
+            form=shared.form,
         ),
         GroupState(
             local=jax.tree.map(of_group, group.local, specs),
-            buffer=lying(of_all_groups(part, axis), group.buffer),
             reported=lying(P(axis), group.reported),
-            sent=RoundPassengers(
-                report=lying(P(axis), sent.report),
-                changes=split(sent.changes, changes, P(axis)),
-            ),
             codec_states=(),
         ),
     )

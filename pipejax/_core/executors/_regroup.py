@@ -19,9 +19,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.message import Reduced
 from pipejax._core.rounds import (
     Arrival,
-    Chunk,
     ChunkState,
-    GroupModel,
     GroupState,
     LocalState,
     Position,
@@ -31,8 +29,7 @@ from pipejax._core.rounds import (
     arrived,
     at_agreed,
     changes_of,
-    differences,
-    merged,
+    difference,
 )
 from pipejax._core.step import Common
 from pipejax._internal.ravel import working_dtype
@@ -42,9 +39,6 @@ from pipejax._internal.types import Tree
 from ._initial_rounds import initial_rounds
 from ._round_config import RoundConfig
 
-Chunks = tuple[Chunk, ...]
-"""Chunks of all groups, with a leading axis of groups."""
-
 
 def regrouped(
     config: RoundConfig, reduction_mesh: Mesh, state: LocalState, before: int
@@ -53,14 +47,14 @@ def regrouped(
 
     In `state`, every new group has the arrays of all `before` groups.
     """
-    taken, left, _ = map(int, state.position)
-    local = functools.partial(_drained, config, before, taken, left)
+    steps = int(state.position.reported)
+    local = functools.partial(_drained, config, before, steps)
     whole: Any = P()
     program = config.inner.on_mesh(local, whole, whole)
     form: Any = jax.eval_shape(program, state.shared, state.own)
     report = jax.eval_shape(lambda x: x, state.own.reported)
     report = jax.tree.map(lambda x: x.update(shape=(x.shape[0] // before,)), report)
-    like = RoundPassengers(report, state.own.sent.changes)
+    like = RoundPassengers(report, _averaged(state.shared))
     shapes = initial_rounds(config, reduction_mesh, form[1], like, abstract=True)
     places = jax.tree.map(lambda x: x.sharding, shapes.shared)
     found = jax.jit(program, out_shardings=(places, None, None))
@@ -70,43 +64,31 @@ def regrouped(
     return LocalState(shared, new.own, position), reports
 
 
+def _averaged(shared: Shared) -> Any:
+    """Returns the model state with `None` for each leaf that rounds do not average."""
+    flags = shared.form.averages(shared.model_state)
+    return jax.tree.map(lambda x, flag: x if flag else None, shared.model_state, flags)
+
+
 def _drained(
-    config: RoundConfig,
-    groups: int,
-    taken: int,
-    left: int,
-    shared: Shared,
-    own: GroupState,
+    config: RoundConfig, groups: int, steps: int, shared: Shared, own: GroupState
 ) -> tuple[Shared, Common, tuple[Arrival, ...]]:
     """Returns what is the same on all groups after a drain, on one new group."""
     form, local, reports = shared.form, own.local, []
-    whole = GroupModel(local.trainable.params, local.model_state)
-    models = [_row(whole, i) for i in range(groups)]
+    if steps:
 
-    def by_group(x: jax.Array) -> jax.Array:
-        return x.reshape(groups, x.shape[0] // groups, *x.shape[1:])
+        def of_group(x: jax.Array) -> jax.Array:
+            return x.reshape(groups, x.shape[0] // groups, *x.shape[1:]) / steps
 
-    if left:
-        buffer, sent = jax.tree.map(by_group, (own.buffer, own.sent))
-        first = config.chunks - left
-        shared, models, arrival = _exchanged(
-            config, shared, models, buffer, sent, first
-        )
-        reports.append(arrival)
-    if taken:
-        moved = [differences(form, shared.anchor, model.params) for model in models]
-        changes = [
-            changes_of(form, model.model_state, shared.model_state) for model in models
-        ]
-        report = jax.tree.map(lambda x: by_group(x) / taken, own.reported)
-        sent = RoundPassengers(report, _rows(changes))
-        shared, models, arrival = _exchanged(
-            config, shared, models, _rows(moved), sent, 0
-        )
-        reports.append(arrival)
+        means = jax.tree.map(of_group, own.reported)
+        states = [_row(local.model_state, i) for i in range(groups)]
+        changes = [changes_of(form, each, shared.model_state) for each in states]
+        sent = [RoundPassengers(_row(means, i), changes[i]) for i in range(groups)]
+        shared, arrival = _exchanged(config, shared, local, sent)
+        reports = [arrival]
     opt_state = jax.tree.map(_mean, local.trainable.opt_state)
-    model_state = at_agreed(form, models[0].model_state, shared.model_state)
-    rng, step = _row((local.rng, local.step), 0)
+    rng, step, own_state = _row((local.rng, local.step, local.model_state), 0)
+    model_state = at_agreed(form, own_state, shared.model_state)
     trainable = local.trainable._replace(
         params=form.whole(shared.anchor), opt_state=opt_state
     )
@@ -115,53 +97,32 @@ def _drained(
 
 
 def _exchanged(
-    config: RoundConfig,
-    shared: Shared,
-    models: list[GroupModel],
-    buffer: Chunks,
-    sent: RoundPassengers,
-    first: int,
-) -> tuple[Shared, list[GroupModel], Arrival]:
-    """Exchanges the chunks from `first` on, and merges all groups.
-
-    `buffer` and `sent` have a leading axis of groups.
-    """
-    groups, form, spec = len(models), shared.form, config.chunk_spec
-    anchor, outer, moved = map(list, (shared.anchor, shared.outer, buffer))
-    refused, total = shared.refused, _total(sent)
-    for number in range(first, config.chunks):
-        split = (P(None, *spec),) * len(buffer[number]) if spec else ()
-        chunk = constrained(buffer[number], split)
-        carried = total if number + 1 == config.chunks else None
-        message = config.message(_total(chunk), carried, form)
+    config: RoundConfig, shared: Shared, local: Common, sent: list[RoundPassengers]
+) -> tuple[Shared, Arrival]:
+    """Exchanges all chunks, with what travels with the last one of each group."""
+    groups, form, spec = len(sent), shared.form, config.chunk_spec
+    anchors, outers, refused = [], [], shared.refused
+    total = _total(_rows(sent))
+    params = [_row(local.trainable.params, i) for i in range(groups)]
+    for number, (anchor, outer) in enumerate(
+        zip(shared.anchor, shared.outer, strict=True)
+    ):
+        chunk = _rows([difference(form, anchor, each, number) for each in params])
+        chunk = constrained(chunk, (P(None, *spec),) * len(chunk) if spec else ())
+        last = number + 1 == config.chunks
+        message = config.message(_total(chunk), total if last else None, form)
         reduced = Reduced.of(message, jnp.array(True))
-        due = ChunkState(anchor[number], outer[number], refused, chunk, ())
-        after = _arrived(config, due, reduced, groups)
-        anchor[number], outer[number], refused, moved[number], _ = after
-    found = []
-    for i, model in enumerate(models):
-        params = merged(form, model.params, _row(moved, i))
-        own = model.model_state, _row(sent.changes, i)
-        agreed, state = agreed_on(shared.model_state, *own, reduced, groups)
-        found.append(GroupModel(params, state))
+        due = ChunkState(anchor, outer, refused, ())
+        # The correction of a group is not needed: all begin anew at the anchor.
+        due, _ = arrived(config.outer_tx, due, message.gradients, reduced, (), groups)
+        anchors.append(due.anchor)
+        outers.append(due.outer)
+        refused = due.refused
+    own = _row(local.model_state, 0), sent[0].changes
+    agreed, _ = agreed_on(shared.model_state, *own, reduced, groups)
     values = reduced.sum.passengers.values
-    arrival = config.arrival(values, _row(sent.report, 0), refused, groups)
-    shared = Shared(tuple(anchor), tuple(outer), agreed, refused, form)
-    return shared, found, arrival
-
-
-def _arrived(
-    config: RoundConfig, due: ChunkState, reduced: Reduced, groups: int
-) -> ChunkState:
-    """Returns a chunk that has arrived, with the corrections of all groups."""
-
-    def of_group(own: Chunk) -> ChunkState:
-        one = due._replace(buffer=own)
-        return arrived(config.outer_tx, one, reduced, (), groups)
-
-    whole: Any = None
-    axes = ChunkState(whole, whole, whole, whole, whole)._asdict() | {"buffer": 0}
-    return jax.vmap(of_group, out_axes=ChunkState(**axes))(due.buffer)
+    arrival = config.arrival(values, sent[0].report, refused, groups)
+    return Shared(tuple(anchors), tuple(outers), agreed, refused, form), arrival
 
 
 def _total(tree: Tree) -> Any:

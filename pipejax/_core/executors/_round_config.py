@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 
 from pipejax._core.message import Message, Passengers, Reduced
 from pipejax._core.rounds import (
@@ -21,9 +22,8 @@ from pipejax._core.rounds import (
     agreed_on,
     arrived,
     changes_of,
-    differences,
+    difference,
     inner_step,
-    merged,
     message_of,
     reporting,
 )
@@ -39,28 +39,18 @@ class StepKind(NamedTuple):
     """The parts that a step has besides training, each kind in a program of its own.
 
     Attributes:
-      exchanges: A chunk of the round before is exchanged.
-      merges: This chunk is the last, so that groups move by the corrections.
-      begins: A round ends with this step, and its exchange begins.
+      exchanges: A chunk is exchanged.
+      reports: This chunk is the last of a round, with which the report travels.
     """
 
     exchanges: bool = False
-    merges: bool = False
-    begins: bool = False
-
-    def model_of(self, local: Common) -> GroupModel | None:
-        """Returns the models of groups, or `None` where they are not needed."""
-        if not (self.merges or self.begins):
-            return None
-        return GroupModel(local.trainable.params, local.model_state)
+    reports: bool = False
 
 
 TRAINS = StepKind()
 EXCHANGES = StepKind(exchanges=True)
-MERGES = StepKind(exchanges=True, merges=True)
-BEGINS = StepKind(begins=True)
-# A chunk is exchanged in the last step of a round only if it is the last.
-KINDS = (TRAINS, EXCHANGES, MERGES, BEGINS, MERGES._replace(begins=True))
+REPORTS = StepKind(exchanges=True, reports=True)
+KINDS = (TRAINS, EXCHANGES, REPORTS)
 
 
 class Moves(NamedTuple):
@@ -68,7 +58,7 @@ class Moves(NamedTuple):
 
     Attributes:
       local: The parameters and the optimizer state of the group, and its counters.
-      reported: The report of the round so far.
+      reported: The sum of what the group reports of the round so far.
       due: The chunk that is exchanged, or `None`.
     """
 
@@ -81,54 +71,57 @@ class RoundReads(NamedTuple):
     """The part of a state that a step reads.
 
     Attributes:
-      corrections: Those of all chunks but the last, if groups merge.
-      anchors: All chunks of the anchor but the one that is due, if a round begins.
-      agreed: The model state that all groups agree on, if groups merge or a round
-        begins.
-      sent: What travels with the chunk that is due, if it is the last.
+      number: The place of the chunk that is exchanged, or `None`.
+      steps: The number of steps in `Moves.reported`, or `None` if nothing is reported.
+      agreed: The model state that all groups agree on, or `None`.
       form: The form of what groups train. It has no leaves.
     """
 
-    corrections: tuple[Chunk, ...]
-    anchors: tuple[Chunk, ...]
+    number: ArrayLike | None
+    steps: ArrayLike | None
     agreed: ModelState
-    sent: RoundPassengers | None
     form: Form
+
+
+class Sends(NamedTuple):
+    """The part of a round that a group sends in one exchange.
+
+    Attributes:
+      chunk: The difference of the group in one chunk.
+      passengers: What travels with it, or `None` if it is not the last.
+    """
+
+    chunk: Chunk
+    passengers: RoundPassengers | None
 
 
 class Trained(NamedTuple):
     """The result of training on a batch.
 
     Attributes:
-      ended: The report of the round that ends with this step, or `None`.
       info: The report of this step.
       nothing: The report of a round where none has arrived.
     """
 
     local: Common
     reported: Passengers
-    ended: Passengers | None
     info: LocalInfo
     nothing: Arrival
 
 
 class Outcome(NamedTuple):
-    """The result of exchanging a chunk, and of beginning a round.
+    """The result of exchanging a chunk.
 
     Attributes:
       model: The model of the group, or `None` if it has not moved.
       due: The chunk after its exchange, or `None`.
-      agreed: The model state that all groups agree on next, if they have merged.
-      buffer: The differences of the round that begins, or `None`.
-      changes: The changes of the model state in that round, or `None`.
-      arrival: The report of the round that has arrived, or `None`.
+      agreed: The model state that all groups agree on next, if a round is reported.
+      arrival: The report of a round, or `None`.
     """
 
     model: GroupModel | None = None
     due: ChunkState | None = None
     agreed: ModelState = None
-    buffer: tuple[Chunk, ...] | None = None
-    changes: Tree = None
     arrival: Arrival | None = None
 
 
@@ -139,8 +132,8 @@ class RoundConfig:
     Attributes:
       inner: The configuration of a step of one group, and of the exchange.
       sync_every: Number of steps H of a round.
-      overlap_steps: Number of steps V in which the exchange of a round is hidden, at
-        most H. With 0, it follows the last step of the round.
+      overlap_steps: Number of steps V of a round that have a chunk beside them, at most
+        H. With 0, the exchange follows the last step of the round.
       warmup_steps: Number of synchronous steps before the first round.
     """
 
@@ -154,6 +147,21 @@ class RoundConfig:
     def chunks(self) -> int:
         """Returns the number of chunks of an exchange."""
         return max(1, self.overlap_steps)
+
+    def chunk_at(self, taken: int) -> int | None:
+        """Returns the chunk that is exchanged beside a step, or `None`.
+
+        The V chunks are spread over the H steps. The last one has the last step.
+
+        Args:
+          taken: Number of steps of the round before this one.
+        """
+        place = taken % self.sync_every
+        begun, after = (
+            steps * self.overlap_steps // self.sync_every
+            for steps in (place, place + 1)
+        )
+        return begun if after > begun else None
 
     @property
     def chunk_spec(self) -> P:
@@ -174,63 +182,50 @@ class RoundConfig:
             )
         return message_of(chunk, sent, shards)
 
+    def sends(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Sends:
+        """Returns the part of a round that one group sends beside a step."""
+        assert moves.due is not None
+        assert reads.number is not None
+        form, local = reads.form, alone(moves.local)
+        chunk = difference(form, moves.due.anchor, local.trainable.params, reads.number)
+        if not kind.reports:
+            return Sends(chunk, None)
+        report = jax.tree.map(lambda x: x / reads.steps, moves.reported)
+        changes = changes_of(form, local.model_state, reads.agreed)
+        return Sends(chunk, RoundPassengers(report, changes))
+
     def train(
         self, kind: StepKind, local: Common, reported: Passengers, inputs: Inputs
     ) -> Trained:
         """Returns what one group makes of its share of a batch, by itself."""
         local, info, message = inner_step(self.inner.step, alone(local), inputs)
-        reported, ended = reporting(reported, message), None
-        if kind.begins:
-            ended = jax.tree.map(lambda x: x / self.sync_every, reported)
+        if kind.reports:  # what is reported so far travels beside this step
             reported = jax.tree.map(jnp.zeros_like, reported)
+        reported = reporting(reported, message)
         own = stacked((local, LocalInfo.of(info)))
         nothing = self.arrival(None, reported, jnp.int32(0))
-        return Trained(own[0], reported, ended, own[1], nothing)
+        return Trained(own[0], reported, own[1], nothing)
 
     def after(
         self,
-        kind: StepKind,
-        model: GroupModel | None,
-        due: ChunkState | None,
+        model: GroupModel,
+        due: ChunkState,
+        sent: Sends,
         reads: RoundReads,
-        summed: tuple[Reduced, CodecStates] | None,
+        summed: tuple[Reduced, CodecStates],
     ) -> Outcome:
-        """Returns what one group makes of a chunk that has been summed.
-
-        `model` is `kind.model_of` the group.
-        """
-        model, agreed, outcome = alone(model), reads.agreed, Outcome()
-        if due is not None and summed is not None:
-            due = arrived(self.outer_tx, due, *summed, self.inner.devices)
-            outcome = Outcome(due=due)
-            if model is not None and reads.sent is not None:
-                model, agreed = self._merged(model, due, reads, summed[0])
-                total = summed[0].sum.passengers.values
-                arrival = self.arrival(total, reads.sent.report, due.refused)
-                outcome = Outcome(stacked(model), due, agreed, arrival=arrival)
-        if kind.begins and model is not None:
-            last = () if due is None else (due.anchor,)
-            anchor = (*reads.anchors, *last)
-            outcome = outcome._replace(
-                buffer=differences(reads.form, anchor, model.params),
-                changes=changes_of(reads.form, model.model_state, agreed),
-            )
-        return outcome
-
-    def _merged(
-        self, model: GroupModel, due: ChunkState, reads: RoundReads, reduced: Reduced
-    ) -> tuple[GroupModel, ModelState]:
-        """Returns the model of a group after the last chunk, and what all agree on."""
-        assert reads.sent is not None
-        params = merged(reads.form, model.params, (*reads.corrections, due.buffer))
-        agreed, own = agreed_on(
-            reads.agreed,
-            model.model_state,
-            reads.sent.changes,
-            reduced,
-            self.inner.devices,
-        )
-        return GroupModel(params, own), agreed
+        """Returns what one group makes of a chunk that has been summed."""
+        groups, (reduced, _) = self.inner.devices, summed
+        assert reads.number is not None
+        params, own = alone(model)
+        due, correction = arrived(self.outer_tx, due, sent.chunk, *summed, groups)
+        params = reads.form.added(params, correction, reads.number)
+        if sent.passengers is None:
+            return Outcome(stacked(GroupModel(params, own)), due)
+        report, changes = sent.passengers
+        agreed, own = agreed_on(reads.agreed, own, changes, reduced, groups)
+        arrival = self.arrival(reduced.sum.passengers.values, report, due.refused)
+        return Outcome(stacked(GroupModel(params, own)), due, agreed, arrival)
 
     def arrival(
         self,
@@ -259,13 +254,18 @@ class RoundConfig:
         """Returns how arguments and results are split over groups."""
         whole: Any = P()
         own: Any = P(self.inner.axis_name)
-        due = ChunkState(whole, whole, whole, own, own) if kind.exchanges else None
+        due = ChunkState(whole, whole, whole, own) if kind.exchanges else None
         return (
             Moves(own, own, due),
-            RoundReads(own, whole, whole, own, whole),
-            Trained(own, own, own, own, whole),
-            Outcome(own, due, whole, own, own, whole),
+            RoundReads(whole, whole, whole, whole),
+            Trained(own, own, own, whole),
+            Outcome(own, due, whole, whole),
         )
+
+
+def model_of(local: Common) -> GroupModel:
+    """Returns the part of what a group trains that a round moves."""
+    return GroupModel(local.trainable.params, local.model_state)
 
 
 def with_model(local: Common, model: GroupModel | None) -> Common:

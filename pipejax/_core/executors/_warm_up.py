@@ -83,5 +83,5 @@ class WarmUp:
         loss = mean_of(message.passengers.loss, message, 1)
         own = stacked(LocalInfo.of(info)._replace(local_loss=loss))
         report = RoundInfo(**arrival._asdict(), **own._asdict())
-        anchor = form.chunked(local.trainable.params, self.config.chunks)
+        anchor = form.chunked(local.trainable.params)
         return stacked(local), anchor, local.model_state, report

@@ -10,9 +10,8 @@ from ._model_state import changes_of as changes_of
 from ._round import ChunkState as ChunkState
 from ._round import arrived as arrived
 from ._round import check_report as check_report
-from ._round import differences as differences
+from ._round import difference as difference
 from ._round import inner_step as inner_step
-from ._round import merged as merged
 from ._round import message_of as message_of
 from ._round import reporting as reporting
 from ._round import synchronous_step as synchronous_step
@@ -20,7 +19,6 @@ from ._state import Form as Form
 from ._state import GroupModel as GroupModel
 from ._state import GroupState as GroupState
 from ._state import LocalState as LocalState
-from ._state import Pending as Pending
 from ._state import Position as Position
 from ._state import RoundPassengers as RoundPassengers
 from ._state import Shared as Shared

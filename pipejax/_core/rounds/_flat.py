@@ -1,10 +1,14 @@
 """A pytree as chunks of equal size, which travel one by one.
 
+A chunk is a slice of every array: of count chunks, chunk k has the k-th of count equal
+parts of the elements of each. Zeros fill the last parts.
+
 The devices of a group divide every chunk among themselves. A device has the shards that
 it holds. Of shards that several devices hold, each of them has an equal part, so that
 no element is sent twice.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 
-from pipejax._internal.ravel import ravel, unravel
 from pipejax._internal.shards import group_axes, on_shards, shard_form, split_axes
 from pipejax._internal.types import Tree
 
@@ -22,51 +26,86 @@ Chunk = dict[str, jax.Array]
 """A part of the elements of a pytree, as a vector for each dtype."""
 
 
-def chunked(tree: Tree, count: int, specs: Sequence[P] = ()) -> tuple[Chunk, ...]:
-    """Returns the elements of a pytree in chunks. Zeros fill the last one.
+def sliced(tree: Tree, number: ArrayLike, count: int, specs: Sequence[P] = ()) -> Chunk:
+    """Returns one of `count` chunks of the elements of a pytree.
 
     `specs` say how a group shards each leaf. They are empty without inner axes.
 
     Examples:
-      >>> first, last = chunked({"a": jnp.arange(3.0), "b": jnp.ones(2)}, 2)
-      >>> first["float32"].tolist(), last["float32"].tolist()
-      ([0.0, 1.0, 2.0], [1.0, 1.0, 0.0])
+      >>> tree = {"a": jnp.arange(3.0), "b": jnp.ones(2)}
+      >>> [sliced(tree, k, 2)["float32"].tolist() for k in (0, 1)]
+      [[0.0, 1.0, 1.0], [2.0, 0.0, 1.0]]
     """
     leaves = jax.tree.leaves(tree)
-    parts = _parts(leaves, specs)
+    parts = _parts(leaves, count, specs)
 
-    def own(leaves: Sequence[jax.Array]) -> tuple[Chunk, ...]:
+    def own(leaves: Sequence[jax.Array], number: jax.Array) -> Chunk:
         found: dict[str, list[jax.Array]] = {}
         for part in parts:
-            vector = ravel([leaves[place] for place in part.places])
-            found.setdefault(part.dtype, []).append(_cut(vector, part))
-        rows = {name: _rows(ravel(vectors), count) for name, vectors in found.items()}
-        return tuple({name: x[i] for name, x in rows.items()} for i in range(count))
+            place = number * part.devices
+            if part.among:
+                place += lax.axis_index(part.among)
+            for leaf, length in zip(part.of(leaves), part.lengths, strict=True):
+                vector = _padded(leaf, count * part.devices * length)
+                piece = lax.dynamic_slice(vector, (place * length,), (length,))
+                found.setdefault(part.dtype, []).append(piece)
+        return {name: jnp.concatenate(pieces) for name, pieces in found.items()}
 
-    if not specs:
-        return own(leaves)
-    return on_shards(own, (list(specs),), P(group_axes()[1]))(leaves)
+    return _on_shards(own, (list(specs), P()), P, specs)(leaves, jnp.int32(number))
+
+
+def added(
+    tree: Tree,
+    chunk: Chunk,
+    number: ArrayLike,
+    count: int,
+    specs: Sequence[P] = (),
+) -> Any:
+    """Returns a pytree with a chunk added to the elements that the chunk is of."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts = _parts(leaves, count, specs)
+
+    def own(
+        leaves: Sequence[jax.Array], chunk: Chunk, number: jax.Array
+    ) -> list[jax.Array]:
+        found = {}
+        for part, vector in zip(parts, _vectors(parts, chunk), strict=True):
+            rows = _of_all(part, vector, axis=0)
+            pieces = zip(
+                part.places, part.of(leaves), _columns(part, rows), strict=True
+            )
+            for place, leaf, piece in pieces:
+                vector = _padded(leaf, count * piece.size)
+                start = (number * piece.size,)
+                moved = lax.dynamic_slice(vector, start, piece.shape) + piece
+                vector = lax.dynamic_update_slice(vector, moved, start)
+                found[place] = vector[: leaf.size].reshape(leaf.shape)
+        return [found[place] for place in range(len(leaves))]
+
+    inner = _inner(specs)
+    args = list(specs), P(inner), P()
+    moved = _on_shards(own, args, lambda _: list(specs), specs)
+    return jax.tree.unflatten(structure, moved(leaves, chunk, jnp.int32(number)))
 
 
 def whole(chunks: Sequence[Chunk], like: Tree, specs: Sequence[P] = ()) -> Any:
-    """Undoes `chunked`: returns a pytree with the shapes of `like`."""
+    """Returns the pytree, with the shapes of `like`, of which these are all chunks."""
     leaves, structure = jax.tree.flatten(like)
-    parts = _parts(leaves, specs)
+    parts = _parts(leaves, len(chunks), specs)
 
     def own(chunks: Sequence[Chunk]) -> list[jax.Array]:
-        vectors = {name: ravel([chunk[name] for chunk in chunks]) for name in chunks[0]}
-        found: dict[int, jax.Array] = {}
-        for part in parts:
-            vector, rest = jnp.split(vectors[part.dtype], [part.length])
-            vectors[part.dtype] = rest
-            if part.among:
-                vector = lax.all_gather(vector, part.among, tiled=True)
-            found |= zip(part.places, unravel(vector, part.forms), strict=True)
+        found = {}
+        rows = zip(*(_vectors(parts, chunk) for chunk in chunks), strict=True)
+        for part, vectors in zip(parts, rows, strict=True):
+            every = _of_all(part, jnp.stack(vectors), axis=1)
+            forms = zip(part.places, part.forms, _columns(part, every), strict=True)
+            for place, form, vector in forms:
+                found[place] = vector[: math.prod(form.shape)].reshape(form.shape)
         return [found[place] for place in range(len(leaves))]
 
-    if specs:
-        own = on_shards(own, (P(group_axes()[1]),), list(specs))
-    return jax.tree.unflatten(structure, own(chunks))
+    inner = P(_inner(specs))
+    found = _on_shards(own, (inner,), lambda _: list(specs), specs)(chunks)
+    return jax.tree.unflatten(structure, found)
 
 
 class _Part(NamedTuple):
@@ -76,17 +115,22 @@ class _Part(NamedTuple):
       places: The places of the arrays among all leaves.
       forms: Shapes of the shards that a device holds of each.
       among: The inner axes along which devices hold the same shards.
-      length: Number of elements that each device has of them.
+      devices: The number of these devices.
+      lengths: Number of elements that each device has of each array in a chunk.
     """
 
     dtype: str
     places: tuple[int, ...]
     forms: tuple[jax.ShapeDtypeStruct, ...]
     among: tuple[str, ...]
-    length: int
+    devices: int
+    lengths: tuple[int, ...]
+
+    def of(self, leaves: Sequence[jax.Array]) -> list[jax.Array]:
+        return [leaves[place] for place in self.places]
 
 
-def _parts(leaves: Sequence[Any], specs: Sequence[P]) -> tuple[_Part, ...]:
+def _parts(leaves: Sequence[Any], count: int, specs: Sequence[P]) -> tuple[_Part, ...]:
     mesh, inner = group_axes() if specs else (None, ())
     sizes = {name: mesh.shape[name] for name in inner} if mesh else {}
     found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
@@ -99,23 +143,44 @@ def _parts(leaves: Sequence[Any], specs: Sequence[P]) -> tuple[_Part, ...]:
         forms = tuple(
             shard_form(leaves[i], specs[i] if specs else P(), sizes) for i in places
         )
-        total = sum(math.prod(form.shape) for form in forms)
-        length = -(-total // math.prod(sizes[name] for name in among))
-        return _Part(dtype, tuple(places), forms, among, length)
+        devices = math.prod(sizes[name] for name in among)
+        lengths = tuple(-(-math.prod(x.shape) // (count * devices)) for x in forms)
+        return _Part(dtype, tuple(places), forms, among, devices, lengths)
 
     return tuple(part(*key, places) for key, places in found.items())
 
 
-def _cut(vector: jax.Array, part: _Part) -> jax.Array:
-    """Returns this device's part of elements that several devices hold."""
+def _vectors(parts: Sequence[_Part], chunk: Chunk) -> list[jax.Array]:
+    """Returns the elements of each part in a chunk."""
+    rest, found = dict(chunk), []
+    for part in parts:
+        vector, rest[part.dtype] = jnp.split(rest[part.dtype], [sum(part.lengths)])
+        found.append(vector)
+    return found
+
+
+def _of_all(part: _Part, x: jax.Array, axis: int) -> jax.Array:
+    """Returns the pieces of all devices that hold the same shards, along an axis."""
     if not part.among:
-        return vector
-    devices = lax.axis_size(part.among)
-    vector = jnp.pad(vector, (0, part.length * devices - vector.size))
-    start = lax.axis_index(part.among) * part.length
-    return lax.dynamic_slice(vector, (start,), (part.length,))
+        return jnp.expand_dims(x, axis)
+    return lax.all_gather(x, part.among, axis=axis)
 
 
-def _rows(vector: jax.Array, count: int) -> jax.Array:
-    missing = -vector.size % count
-    return jnp.pad(vector, (0, missing)).reshape(count, -1)
+def _columns(part: _Part, rows: jax.Array) -> list[jax.Array]:
+    """Returns the elements of each array of a part, which lie along the last axis."""
+    ends = list(itertools.accumulate(part.lengths))[:-1]
+    return [column.reshape(-1) for column in jnp.split(rows, ends, axis=-1)]
+
+
+def _padded(leaf: jax.Array, length: int) -> jax.Array:
+    vector = leaf.reshape(-1)
+    return jnp.pad(vector, (0, length - vector.size))
+
+
+def _inner(specs: Sequence[P]) -> tuple[str, ...]:
+    return group_axes()[1] if specs else ()
+
+
+def _on_shards(own: Any, args: Any, result: Any, specs: Sequence[P]) -> Any:
+    """Runs a function on the shards of each device of a group, if it has several."""
+    return on_shards(own, args, result(_inner(specs))) if specs else own

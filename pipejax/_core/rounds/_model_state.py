@@ -1,8 +1,8 @@
 r"""The model state in rounds: every group has its own, and all agree on one.
 
 The leaves that the loss function changes and that can be averaged move as parameters do
-with a mean outside. Let s be the model state that all agree on. At the end of a round,
-group i, which has `s_i`, sends its change with the last chunk:
+with a mean outside. Let s be the model state that all agree on. With the last chunk of
+a round, group i, which has `s_i`, sends its change:
 
 $$e_i = s_i - s$$
 

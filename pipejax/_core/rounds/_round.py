@@ -1,27 +1,30 @@
 r"""A round of local steps, as pure functions of one group.
 
 Group i has parameters `theta_i` and an inner optimizer of its own. All groups have the
-same anchor a. A round has H steps. At its end, group i takes its difference
+same anchor a. Both are cut into V chunks. A round has H steps, and V of them have a
+chunk beside them. At the beginning of such a step, group i takes its difference in this
+chunk,
 
 $$D_i = a - \theta_i$$
 
-In each of the next V steps, one of V chunks of it is averaged over groups, and the
-outer optimizer u applies the mean to that chunk of the anchor:
+which is averaged over groups beside the step. At its end, the outer optimizer u applies
+the mean to this chunk of the anchor, and the group moves to where the others are, but
+keeps the progress of the step:
 
 $$a' = a - u(1/p \sum_i D_i)$$
 
-When the last chunk has arrived, the progress that was made meanwhile is kept:
-
 $$\theta_i <- \theta_i + (a' - (a - D_i))$$
+
+Hence no chunk is older than one step when it arrives, however long a round is.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from pipejax._core.message import (
     InFlight,
@@ -46,14 +49,12 @@ class ChunkState(NamedTuple):
       anchor: The chunk of the anchor.
       outer: The state of the outer optimizer for this chunk.
       refused: The number of chunks so far that were left out.
-      buffer: The group's difference, or its correction once the chunk has arrived.
       codec_states: What the codecs keep of this chunk.
     """
 
     anchor: Chunk
     outer: optax.OptState
     refused: jax.Array
-    buffer: Chunk
     codec_states: CodecStates
 
 
@@ -82,49 +83,50 @@ def _nothing_in_flight() -> InFlight:
     return InFlight((), jnp.zeros(1, jnp.int32), {})
 
 
-def differences(
-    form: Form, anchor: Sequence[Chunk], params: optax.Params
-) -> tuple[Chunk, ...]:
-    """Returns the anchor minus the parameters of a group, in chunks."""
-    pairs = zip(anchor, form.chunked(params, len(anchor)), strict=True)
-    return tuple(jax.tree.map(jnp.subtract, *pair) for pair in pairs)
+def difference(
+    form: Form, anchor: Chunk, params: optax.Params, number: ArrayLike
+) -> Chunk:
+    """Returns the anchor minus the parameters of a group, in one chunk."""
+    return jax.tree.map(jnp.subtract, anchor, form.sliced(params, number))
 
 
 def arrived(
     outer_tx: optax.GradientTransformation,
     state: ChunkState,
+    sent: Chunk,
     reduced: Reduced,
     states: CodecStates,
     groups: int,
-) -> ChunkState:
-    """Applies the mean of a chunk to the anchor, and leaves the correction.
+) -> tuple[ChunkState, Chunk]:
+    """Applies the mean of a chunk to the anchor.
 
     A chunk that is not finite is left out by all groups alike, and counted: it moves
     nothing, and its difference stays for the next round.
+
+    Args:
+      outer_tx: The outer optimizer.
+      state: The state of the chunk.
+      sent: The difference of this group.
+      reduced: The sum over groups.
+      states: What the codecs keep.
+      groups: The number of groups.
+
+    Returns:
+      The state of the chunk, and the correction, which the group adds to its
+      parameters.
     """
-    before, sent = state.anchor, state.buffer
+    before = state.anchor
     mean = jax.tree.map(lambda x: x / groups, reduced.sum.gradients)
     updates, outer = outer_tx.update(mean, state.outer, before)
     keep = reduced.finite
     after = jax.tree.map(
         lambda a, b: jnp.where(keep, a, b), optax.apply_updates(before, updates), before
     )
-    return ChunkState(
-        anchor=after,
-        outer=jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, state.outer),
-        refused=state.refused + ~keep,
-        buffer=jax.tree.map(
-            lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
-        ),
-        codec_states=states,
+    correction = jax.tree.map(
+        lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
     )
-
-
-def merged(
-    form: Form, params: optax.Params, corrections: Sequence[Chunk]
-) -> optax.Params:
-    """Returns the parameters of a group after it has moved by all corrections."""
-    return jax.tree.map(jnp.add, params, form.whole(corrections))
+    outer = jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, state.outer)
+    return ChunkState(after, outer, state.refused + ~keep, states), correction
 
 
 def message_of(chunk: Chunk, sent: RoundPassengers | None, shards: Shards) -> Message:

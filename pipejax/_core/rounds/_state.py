@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 
 from pipejax._core.message import Passengers
 from pipejax._core.step import Common, check_not_donated
@@ -17,7 +18,7 @@ from pipejax._internal.mesh import AxisName, auto_mesh, on_mesh, without_mesh
 from pipejax._internal.structures import of_leaves
 from pipejax._internal.types import CodecStates, ModelState, Tree
 
-from ._flat import Chunk, chunked, whole
+from ._flat import Chunk, added, sliced, whole
 
 
 @jax.tree_util.register_static
@@ -31,6 +32,7 @@ class Form:
       specs: How a group shards each parameter. Empty without inner axes.
       mesh: The mesh of all groups.
       axis_name: Mesh axis of the groups, or a tuple of axes.
+      chunks: Number of chunks in which parameters are exchanged.
       averaged: For each leaf of the model state, whether rounds average it.
       changes: How a group shards each leaf that rounds average. Empty without inner
         axes.
@@ -41,11 +43,14 @@ class Form:
     specs: tuple[P, ...]
     mesh: Mesh
     axis_name: AxisName
+    chunks: int
     averaged: tuple[bool, ...] = ()
     changes: tuple[P, ...] = ()
 
     @classmethod
-    def of(cls, common: Common, changes: Tree, mesh: Mesh, name: AxisName) -> "Form":
+    def of(
+        cls, common: Common, changes: Tree, mesh: Mesh, name: AxisName, chunks: int
+    ) -> "Form":
         """Returns the form of what a group trains.
 
         `changes` have `None` in place of each leaf of the model state that rounds do
@@ -62,6 +67,7 @@ class Form:
             specs=common.shards.params,
             mesh=mesh,
             axis_name=name,
+            chunks=chunks,
             averaged=tuple(jax.tree.leaves(there)),
             changes=of_leaves(common.shards.model_state, common.model_state, changes),
         )
@@ -71,9 +77,19 @@ class Form:
         structure = jax.tree.structure(model_state)
         return jax.tree.unflatten(structure, self.averaged)
 
-    def chunked(self, params: optax.Params, count: int) -> tuple[Chunk, ...]:
+    def chunked(self, params: optax.Params) -> tuple[Chunk, ...]:
         """Returns parameters in chunks, inside the program of a group."""
-        return chunked(params, count, self.specs)
+        return tuple(self.sliced(params, number) for number in range(self.chunks))
+
+    def sliced(self, params: optax.Params, number: ArrayLike) -> Chunk:
+        """Returns one chunk of parameters, inside the program of a group."""
+        return sliced(params, number, self.chunks, self.specs)
+
+    def added(
+        self, params: optax.Params, chunk: Chunk, number: ArrayLike
+    ) -> optax.Params:
+        """Returns parameters with one chunk added, inside the program of a group."""
+        return added(params, chunk, number, self.chunks, self.specs)
 
     def whole(self, chunks: Sequence[Chunk]) -> Any:
         """Undoes `chunked`, inside the program of a group."""
@@ -156,60 +172,32 @@ class GroupState(NamedTuple):
 
     Attributes:
       local: What the group trains by itself, and its counters and keys.
-      buffer: The difference of the last round, anchor minus parameters, in chunks. A
-        chunk that has been exchanged holds the correction: what is to be added to the
-        parameters.
-      reported: Sum over its steps of what the group reports of the round so far.
-      sent: What travels with the last chunk of the round that is being exchanged.
+      reported: Sum over the steps since the last report of what the group reports.
       codec_states: What the codecs keep of each chunk until the next round.
     """
 
     local: Common
-    buffer: tuple[Chunk, ...]
     reported: Passengers
-    sent: RoundPassengers
     codec_states: tuple[CodecStates, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Pending:
-    """The chunks of a round that are not exchanged yet, in their order.
-
-    Attributes:
-      chunks: Those of the group's difference.
-      codec_states: What the codecs keep of each chunk.
-      sent: What travels with the last chunk.
-      form: The form of what groups train.
-    """
-
-    chunks: tuple[Chunk, ...]
-    codec_states: tuple[CodecStates, ...]
-    sent: RoundPassengers
-    form: Form
-
-    def __iter__(self) -> Iterator[tuple[Chunk, CodecStates, RoundPassengers | None]]:
-        """Yields each chunk with its codec states, and with what travels with it."""
-        sent = (*(None for _ in self.chunks[1:]), self.sent)
-        return zip(self.chunks, self.codec_states, sent, strict=True)
 
 
 class Position(NamedTuple):
     """The place of the next step in its round, kept on the host.
 
     Attributes:
-      taken: Number of steps since the difference of the last round was taken.
-      left: Number of chunks of that difference that are not exchanged yet.
+      taken: Number of steps of the round that have been taken.
+      reported: Number of steps since the last report, or since a drain.
       warmup: Number of synchronous steps before the first round that are not taken yet.
     """
 
     taken: np.int32
-    left: np.int32
+    reported: np.int32
     warmup: np.int32
 
     @classmethod
-    def at(cls, taken: int, left: int, warmup: int = 0) -> "Position":
-        """Returns the place after so many steps, with so many chunks left."""
-        return cls(np.int32(taken), np.int32(left), np.int32(warmup))
+    def at(cls, taken: int, reported: int, warmup: int = 0) -> "Position":
+        """Returns the place after so many steps."""
+        return cls(np.int32(taken), np.int32(reported), np.int32(warmup))
 
 
 class LocalState(NamedTuple):
@@ -218,8 +206,7 @@ class LocalState(NamedTuple):
     Attributes:
       shared: What is the same on all groups: the anchor, in chunks, the state of the
         outer optimizer, and `state.model_state`. `state.params` is the anchor in the
-        shapes of the parameters. While an exchange is under way, some of its chunks
-        are of the round that arrives.
+        shapes of the parameters.
       own: What each group has of its own, with a leading axis of groups. `state.local`
         is what it trains.
       position: The place of the next step in its round, kept on the host.

@@ -4,11 +4,11 @@ import copy
 import threading
 
 import jax
-import jax.numpy as jnp
 import optax
 import pytest
 
 import pipejax as pj
+from pipejax._core.executors._own_collectives import OwnCollectives
 
 from ...helpers import assert_bits_equal, batches, init_params, loss_fn
 
@@ -25,29 +25,31 @@ def after(train, state, steps, first=0):
     return state
 
 
-def test_thread_has_all_chunks_as_soon_as_a_round_ends():
-    train = made()
-    state, counts = train.init(init_params()), []
-    for batch in batches(6):
-        state, _ = train.step(state, batch)
-        counts.append(len(train.executor._begun))
-    assert counts == [0, 0, 3, 2, 1, 3]
-    train.join()
-    assert all(begun.result.done() for begun in train.executor._begun)
+def test_chunk_is_summed_on_the_thread_beside_the_step(monkeypatch):
+    train, seen = made(), []
+    state = train.init(init_params())
+    whole, compute = train.executor._sum, train.executor._train
 
+    def summed(*args):
+        seen.append(threading.current_thread() is threading.main_thread())
+        assert begun.wait(60)  # the step is dispatched before its chunk arrives
+        return whole(*args)
 
-@pytest.mark.parametrize("steps", [2, 3, 4, 5])
-def test_state_from_elsewhere_continues_with_the_same_bits(steps):
-    """Another train step has none of its exchanges, and so starts what is left."""
-    train, other = made(), made()
-    state = after(train, train.init(init_params()), steps)
-    copied = jax.tree.map(jnp.copy, jax.tree.map(jnp.asarray, state))
-    copied = copied._replace(position=state.position)
-    ends = [
-        each.drain(after(each, begun, 5, first=steps))[0]
-        for each, begun in ((train, state), (other, copied))
-    ]
-    assert_bits_equal(*jax.device_get([(end.shared, end.local) for end in ends]))
+    def dispatched(program):
+        def run(*args):
+            found = program(*args)
+            begun.set()
+            return found
+
+        return run
+
+    begun = threading.Event()
+    programs = {kind: dispatched(program) for kind, program in compute.items()}
+    monkeypatch.setitem(train.executor.__dict__, "_sum", summed)
+    monkeypatch.setitem(train.executor.__dict__, "_train", programs)
+    monkeypatch.setattr(OwnCollectives, "check", lambda *_: None)
+    after(train, state, 3)
+    assert seen == [False] * 3
 
 
 def test_older_state_is_stepped_again_with_the_same_bits():
@@ -72,8 +74,8 @@ def test_error_on_the_thread_reaches_the_caller(monkeypatch):
         assert threading.current_thread() is not threading.main_thread()
         raise RuntimeError("link is down")
 
-    monkeypatch.setitem(train.executor.__dict__, "_sum", fails)
     state = after(train, train.init(init_params()), 3)
+    monkeypatch.setitem(train.executor.__dict__, "_sum", fails)
     (batch,) = batches(1)
     with pytest.raises(RuntimeError, match="link is down"):
         train.step(state, batch)
@@ -84,7 +86,9 @@ def test_error_on_the_thread_reaches_the_caller(monkeypatch):
     assert_bits_equal(*jax.device_get([(x.shared, x.own) for x in (found, wanted)]))
 
 
-def test_copy_of_an_executor_has_no_exchange():
+def test_copy_of_a_step_has_the_same_bits():
     train = made()
-    after(train, train.init(init_params()), 3)
-    assert not copy.deepcopy(train.executor)._begun
+    state = after(train, train.init(init_params()), 3)
+    found = after(copy.deepcopy(train), state, 2, first=3)
+    wanted = after(train, state, 2, first=3)
+    assert_bits_equal(*jax.device_get([(x.shared, x.own) for x in (found, wanted)]))

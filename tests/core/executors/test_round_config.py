@@ -1,12 +1,15 @@
 """Tests the work of one group in a round, from its arrays alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import pipejax as pj
-from pipejax._core.executors._round_config import RoundReads, StepKind, alone, stacked
+from pipejax._core.executors._round_config import RoundReads, Sends, alone, stacked
 from pipejax._core.message import Message, Passengers, Reduced
 from pipejax._core.rounds import ChunkState, Form, GroupModel, RoundPassengers
 from pipejax._core.step import Common, Trainable
@@ -30,30 +33,38 @@ def test_axis_of_groups_is_added_and_taken_away():
     }
 
 
-def test_last_chunk_moves_a_group_and_the_next_round_begins_there():
-    """The group sent 1 of a mean of 2, and has moved to 0 since."""
+def test_last_chunk_moves_a_group_that_keeps_its_progress():
+    """The group sent 1 of a mean of 2, and has moved on since."""
     anchor, difference = {"float32": jnp.array([4.0])}, {"float32": jnp.array([3.0])}
     outer = optax.sgd(1.0).init(anchor)
-    due = ChunkState(anchor, outer, jnp.int32(0), difference, {})
-    correction = {"float32": jnp.array([0.5])}
+    due = ChunkState(anchor, outer, jnp.int32(0), {})
     trained = Common(Trainable(jnp.zeros(2), None), jnp.zeros(()), None, None, None)
-    form = Form.of(trained, jnp.zeros(1), pj.data_mesh(2), "data")
+    form = Form.of(trained, jnp.zeros(1), pj.data_mesh(2), "data", 2)
     report = Passengers.of(jnp.float32(4), None)
-    sent = RoundPassengers(report, jnp.array([1.5]))
-    others = ({"float32": jnp.array([7.0])},)
-    reads = RoundReads((correction,), others, jnp.float32(6), sent, form)
+    sent = Sends(difference, RoundPassengers(report, jnp.array([1.5])))
+    reads = RoundReads(np.int32(1), np.int32(2), jnp.float32(6), form)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, jnp.array([1.0]), report)
     summed = Reduced.of(total, jnp.array(True)), {}
-    kind = StepKind(exchanges=True, merges=True, begins=True)
     model = stacked(GroupModel(jnp.array([5.0, 0.0]), jnp.float32(8)))
-    outcome = rounds().after(kind, model, due, reads, summed)
+    outcome = rounds().after(model, due, sent, reads, summed)
     assert outcome.due.anchor["float32"] == 2
-    assert outcome.due.buffer["float32"] == 2 - (4 - 3)
     assert outcome.arrival.loss == 4 / 2
     # The group sent 1.5 of a mean of 0.5, and had gone on to 8.
     assert outcome.agreed == 6 + 0.5
     assert outcome.model.model_state == 8 + (6.5 - 7.5)
-    assert outcome.changes.tolist() == [7 - 6.5]
-    assert alone(outcome.model).params.tolist() == [5.5, 1]
-    first, last = outcome.buffer
-    assert (first["float32"].tolist(), last["float32"].tolist()) == ([1.5], [1.0])
+    assert alone(outcome.model).params.tolist() == [5, 0 + 2 - (4 - 3)]
+
+
+@pytest.mark.parametrize(
+    ("every", "overlap", "wanted"),
+    [
+        (4, 4, [0, 1, 2, 3, 0]),
+        (4, 2, [None, 0, None, 1, None]),
+        (5, 3, [None, 0, None, 1, 2]),
+        (3, 1, [None, None, 0, None, None]),
+        (2, 0, [None] * 5),
+    ],
+)
+def test_chunks_are_spread_over_a_round(every, overlap, wanted):
+    config = dataclasses.replace(rounds(), sync_every=every, overlap_steps=overlap)
+    assert [config.chunk_at(taken) for taken in range(5)] == wanted

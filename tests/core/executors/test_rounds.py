@@ -11,12 +11,13 @@ from ...helpers import batches, init_params, loss_fn
 @pytest.mark.parametrize(
     ("every", "overlap", "places"),
     [
-        (3, 3, [(1, 0), (2, 0), (0, 3), (1, 2), (2, 1), (0, 3)]),
-        (3, 1, [(1, 0), (2, 0), (0, 1), (1, 0), (2, 0), (0, 1)]),
-        (2, 0, [(1, 0), (0, 0), (1, 0), (0, 0), (1, 0), (0, 0)]),
+        (3, 3, [(1, 1), (2, 2), (0, 1), (1, 2), (2, 3), (0, 1)]),
+        (3, 1, [(1, 1), (2, 2), (0, 1), (1, 2), (2, 3), (0, 1)]),
+        (1, 1, [(0, 1), (0, 1), (0, 1), (0, 1), (0, 1), (0, 1)]),
+        (2, 0, [(1, 1), (0, 0), (1, 1), (0, 0), (1, 1), (0, 0)]),
     ],
 )
-def test_position_counts_steps_taken_and_chunks_left(every, overlap, places):
+def test_position_counts_steps_taken_and_steps_to_report(every, overlap, places):
     train = pj.make_local_step(
         loss_fn,
         optax.sgd(0.1),

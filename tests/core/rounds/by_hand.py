@@ -1,7 +1,8 @@
-"""Local steps by hand: every group trains alone, and all exchange in rounds."""
+"""Local steps by hand: every group trains alone, and chunks are exchanged beside it."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 
@@ -15,37 +16,60 @@ def shares(batch, groups):
     return [jax.tree.map(lambda x, i=i: share(x, i), batch) for i in range(groups)]
 
 
-def trained(loss_fn, tx, outer_tx, params, batches, groups, every, overlap):
+def chunk_of(x, count, devices=1):
+    """Returns for each element in which of `count` chunks it is.
+
+    A chunk is a slice of every array, which divides among `devices`.
+    """
+    length = -(-x.size // (count * devices)) * devices
+    return (np.arange(x.size) // length).reshape(x.shape)
+
+
+def trained(loss_fn, tx, outer_tx, params, batches, rounds, groups, chunks=None):
     """Returns the anchor, and the parameters of every group.
 
-    A round of `every` steps is exchanged as a whole, `overlap` steps after its end.
+    Of H steps, V exchange a chunk as it was before the step. If V is 0, everything is
+    exchanged after the last. `rounds` are H and V, and `chunks` say in which chunk each
+    element is.
     """
+    every, overlap = rounds
+    count = max(1, overlap)
+    if chunks is None:
+        chunks = jax.tree.map(lambda x: chunk_of(x, count), params)
     anchor = jax.tree.map(jnp.asarray, params)
-    outer, local = outer_tx.init(anchor), [(anchor, tx.init(anchor))] * groups
-    gradient, waiting = jax.jit(jax.grad(loss_fn)), None
+    outer = [outer_tx.init(anchor)] * count
+    local, gradient = [(anchor, tx.init(anchor))] * groups, jax.jit(jax.grad(loss_fn))
 
-    def arrive(anchor, outer, local, sent):
+    def exchanged(anchor, local, sent, number):
+        inside = jax.tree.map(lambda x: x == number, chunks)
         mean = jax.tree.map(lambda *x: sum(x) / groups, *sent)
-        updates, outer = outer_tx.update(mean, outer, anchor)
-        after = optax.apply_updates(anchor, updates)
-        moved = [
-            (jax.tree.map(lambda w, a, b, d: w + a - (b - d), w, after, anchor, d), s)
-            for (w, s), d in zip(local, sent, strict=True)
-        ]
-        return after, outer, moved
+        # Each chunk has a state of its own, of which the elements inside are used.
+        updates, outer[number] = outer_tx.update(mean, outer[number], anchor)
+        moved = optax.apply_updates(anchor, updates)
+        after = jax.tree.map(jnp.where, inside, moved, anchor)
 
-    for number, batch in enumerate(batches, 1):
+        def of_group(w, d):
+            return jax.tree.map(
+                lambda w, d, a, b, m: jnp.where(m, w + a - (b - d), w),
+                *(w, d, after, anchor, inside),
+            )
+
+        pairs = zip(local, sent, strict=True)
+        return after, [(of_group(w, d), state) for (w, state), d in pairs]
+
+    def differences(anchor, local):
+        return [jax.tree.map(jnp.subtract, anchor, w) for w, _ in local]
+
+    for step, batch in enumerate(batches):
+        place = step % every
+        sent = differences(anchor, local)
         for i, share in enumerate(shares(batch, groups)):
             w, state = local[i]
             updates, state = tx.update(gradient(w, share), state, w)
             local[i] = optax.apply_updates(w, updates), state
-        if waiting is not None and number == waiting[0]:
-            anchor, outer, local = arrive(anchor, outer, local, waiting[1])
-            waiting = None
-        if number % every == 0:
-            sent = [jax.tree.map(jnp.subtract, anchor, w) for w, _ in local]
-            if overlap:
-                waiting = number + overlap, sent
-            else:
-                anchor, outer, local = arrive(anchor, outer, local, sent)
+        number = place * overlap // every
+        if (place + 1) * overlap // every > number:
+            anchor, local = exchanged(anchor, local, sent, number)
+        if not overlap and place + 1 == every:
+            anchor, local = exchanged(anchor, local, differences(anchor, local), 0)
     return anchor, [w for w, _ in local]

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax._core.rounds._flat import chunked, whole
+from pipejax._core.rounds._flat import added, sliced, whole
 from pipejax._internal.mesh import on_mesh
 
 TREE = {
@@ -18,23 +18,44 @@ TREE = {
 }
 
 
+def chunked(tree, count, specs=()):
+    return [sliced(tree, number, count, specs) for number in range(count)]
+
+
 @pytest.mark.parametrize("chunks", [1, 2, 4, 9])
 def test_chunks_of_equal_size_hold_every_element(chunks):
     found = chunked(TREE, chunks)
-    assert len(found) == chunks
     for name in ("float32", "float16"):
         assert len({chunk[name].shape for chunk in found}) == 1
     chex.assert_trees_all_equal(whole(found, TREE), TREE)
 
 
-def test_elements_lie_in_the_order_of_the_leaves():
+def test_chunk_is_a_slice_of_every_array():
     first, last = chunked(TREE, 2)
-    assert first["float32"].tolist() == [0, 1, 2]
+    assert first["float32"].tolist() == [0, 1, 2, 7]
+    assert last["float32"].tolist() == [3, 4, 0, 0]
     assert last["float16"].tolist() == [3, 4, 5]
     found = whole((first, jax.tree.map(jnp.negative, last)), TREE)
     assert found["b"].tolist() == [[0, 1, 2], [-3, -4, -5]]
     assert found["a"].tolist() == [0, 1, 2, -3, -4]
-    assert found["c"] == -7
+    assert found["c"] == 7
+
+
+@pytest.mark.parametrize("number", [0, 1, jnp.int32(1)])
+def test_chunk_is_added_where_it_is_from(number):
+    chunk = sliced(TREE, number, 2)
+    found = added(TREE, jax.tree.map(lambda x: 10 * x, chunk), number, 2)
+    parts = chunked(TREE, 2)
+    parts[int(number)] = jax.tree.map(lambda x: 11 * x, chunk)
+    chex.assert_trees_all_equal(found, whole(parts, TREE))
+
+
+def test_array_without_elements_is_cut():
+    tree = {"a": np.zeros((0, 3), "f4"), "b": np.arange(3.0, dtype="f4")}
+    chunks = chunked(tree, 2)
+    chex.assert_trees_all_equal(whole(chunks, tree), tree)
+    found = added(tree, chunks[0], 0, 2)
+    assert found["b"].tolist() == [0, 2, 2]
 
 
 def test_devices_with_the_same_shards_divide_their_elements():
@@ -43,15 +64,15 @@ def test_devices_with_the_same_shards_divide_their_elements():
     tree = {"a": np.arange(4.0, dtype=np.float32), "b": np.arange(5, 8.0, dtype="f4")}
     specs = P("fsdp"), P()
 
-    def cut(tree):
-        return chunked(tree, 2, specs)
+    def on_groups(local):
+        return jax.jit(on_mesh(local, mesh, P(), P(), "host"))
 
-    def again(chunks):
-        return whole(chunks, tree, specs)
-
-    first, last = jax.jit(on_mesh(cut, mesh, P(), P(), "host"))(tree)
-    # Each device has 2 elements of `a` and 2 of `b`, of which the last is padding.
-    assert first["float32"].tolist() == [0, 1, 2, 3]
-    assert last["float32"].tolist() == [5, 6, 7, 0]
-    found = jax.jit(on_mesh(again, mesh, P(), P(), "host"))((first, last))
+    first, last = on_groups(lambda tree: tuple(chunked(tree, 2, specs)))(tree)
+    # Each device has an element of `a` and one of `b` in each chunk.
+    assert first["float32"].tolist() == [0, 5, 2, 6]
+    assert last["float32"].tolist() == [1, 7, 3, 0]
+    found = on_groups(lambda chunks: whole(chunks, tree, specs))((first, last))
     chex.assert_trees_all_equal(jax.device_get(found), tree)
+    found = on_groups(lambda tree, last: added(tree, last, 1, 2, specs))(tree, last)
+    assert found["a"].tolist() == [0, 2, 2, 6]
+    assert found["b"].tolist() == [5, 6, 14]

@@ -58,13 +58,12 @@ def test_groups_train_as_by_hand(executor, groups, rounds, tx, outer):
         OUTER[outer],
         init_params(),
         batches(17, size=24),
-        *(groups, every, overlap),
+        *(rounds, groups),
     )
     found = jax.device_get(state.local.trainable.params)
     wanted = jax.tree.map(lambda *x: np.stack(x), *local)
     chex.assert_trees_all_close(found, wanted, rtol=1e-5, atol=3e-6)
-    if not state.position.left:  # otherwise some chunks are of the next anchor
-        chex.assert_trees_all_close(state.params, anchor, rtol=1e-5, atol=3e-6)
+    chex.assert_trees_all_close(state.params, anchor, rtol=1e-5, atol=3e-6)
 
 
 def test_rounds_of_one_step_are_synchronous_training():
@@ -87,15 +86,11 @@ def test_drained_groups_are_the_same_and_keep_all_progress(steps, executor):
         assert (leaf == leaf[:1]).all()
     one = jax.tree.map(lambda x: x[0], found)
     chex.assert_trees_all_equal(one, jax.device_get(drained.params))
-    if not state.position.left:
-        chex.assert_trees_all_close(one, wanted, rtol=1e-5, atol=3e-6)
+    chex.assert_trees_all_close(one, wanted, rtol=1e-5, atol=3e-6)
     own = np.stack([info.local_loss for info in infos])
-    ends = [*range(3, steps, 3), steps]
-    rounds = np.split(own, ends[:-1])
-    came = sum(bool(info.arrived) for info in infos)
-    assert len(reports) == len(rounds) - came
-    for arrival, losses in zip(reports, rounds[came:], strict=True):
-        np.testing.assert_allclose(arrival.loss, losses.mean(), rtol=1e-5)
+    first = steps // 3 * 3 - 1  # reported beside the step after it
+    (arrival,) = reports
+    np.testing.assert_allclose(arrival.loss, own[first:].mean(), rtol=1e-5)
     again, nothing = train.drain(drained)
     assert not nothing
     chex.assert_trees_all_equal(again.params, drained.params)
@@ -119,9 +114,9 @@ def test_loss_of_a_round_arrives_with_its_last_chunk():
     own = np.stack([info.local_loss for info in infos])
     assert own.shape == (12, 4)
     came = [bool(info.arrived) for info in infos]
-    assert came == [i in (6, 10) for i in range(1, 13)]
-    for last, info in ((4, infos[5]), (8, infos[9])):
-        np.testing.assert_allclose(info.loss, own[last - 4 : last].mean(), rtol=1e-5)
+    assert came == [i in (4, 8, 12) for i in range(1, 13)]
+    for start, end in ((0, 3), (3, 7), (7, 11)):
+        np.testing.assert_allclose(infos[end].loss, own[start:end].mean(), rtol=1e-5)
     assert np.isnan(infos[0].loss)
     assert infos[0].grad_norm.shape == (4,)
 
@@ -146,7 +141,7 @@ def test_drain_leaves_no_nan_in_the_next_report(executor):
     state, _ = train.step(state, bad)
     state, (report,) = train.drain(state)
     assert np.isnan(report.loss)
-    for batch in batches(4, size=24):
+    for batch in batches(3, size=24):
         state, info = train.step(state, batch)
     assert info.arrived
     assert np.isfinite(info.loss)
@@ -155,21 +150,24 @@ def test_drain_leaves_no_nan_in_the_next_report(executor):
 @pytest.mark.parametrize("executor", ["fused", "host"])
 def test_chunk_with_nan_moves_no_group(executor):
     train, state, _ = run(optax.sgd(0.1), 2, 4, 2, steps=4, executor=executor)
-    first, last = state.own.buffer
-    last = jax.tree.map(lambda x: x.at[0].set(jnp.nan), last)
-    state = state._replace(own=state.own._replace(buffer=(first, last)))
-    anchor = state.shared.anchor
-    counts = []
-    for batch in batches(2, size=24, seed=3):
+    trainable = state.local.trainable
+    # The last element of the first group is in the last chunk.
+    bad = trainable.params["out"].at[0, -1, -1].set(jnp.nan)
+    trainable = trainable._replace(params=trainable.params | {"out": bad})
+    local = state.local._replace(trainable=trainable)
+    state = state._replace(own=state.own._replace(local=local))
+    anchor, counts = state.shared.anchor, []
+    for batch in batches(4, size=24, seed=3):
         state, info = train.step(state, batch)
         counts.append(int(info.refused))
-    assert counts == [0, 1]
+    assert counts == [0, 0, 0, 1]
     moved = [
         bool(jnp.any(new["float32"] != old["float32"]))
         for new, old in zip(state.shared.anchor, anchor, strict=True)
     ]
     assert moved == [True, False]
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.local.trainable))
+    own = state.local.trainable.params
+    assert all(np.isfinite(x[1]).all() for x in jax.tree.leaves(own))
 
 
 def test_codec_with_feedback_reaches_the_same_loss():
@@ -197,7 +195,7 @@ def test_donated_states_are_overwritten_and_end_with_the_same_bits(executor, rou
     train.join()
     train.step(found, batches(1, size=24)[0])
     assert all(x.is_deleted() for x in jax.tree.leaves(found.local.trainable.params))
-    # Of the anchor, only the chunk that is due is overwritten.
+    # Of the anchor, only the chunk beside the step is overwritten.
     gone = [chunk["float32"].is_deleted() for chunk in found.shared.anchor]
-    left = int(found.position.left)
-    assert gone == [left > 0 and i == len(gone) - left for i in range(len(gone))]
+    number = train.rounds.config.chunk_at(int(found.position.taken))
+    assert gone == [i == number for i in range(len(gone))]

@@ -18,15 +18,15 @@ from ...groups import SPLITS, mesh_of, params, placed
 PARAMS = {"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float32)}
 
 
-def form_of(params, mesh=None, name="data", specs=()):
+def form_of(params, mesh=None, name="data", specs=(), chunks=3):
     trained = Trainable(params, None, shards=Shards(params=specs))
     common = Common(trained, None, None, None, None)
-    return Form.of(common, None, mesh or pj.data_mesh(2), name)
+    return Form.of(common, None, mesh or pj.data_mesh(2), name, chunks)
 
 
 def test_anchor_has_the_shapes_of_the_parameters():
     form = form_of(PARAMS)
-    anchor = form.chunked(PARAMS, 3)
+    anchor = form.chunked(PARAMS)
     outer = tuple(map(optax.sgd(1.0).init, anchor))
     shared = Shared(anchor, outer, None, np.int32(0), form)
     assert jax.tree.map(np.shape, shared.params) == {"a": (2, 3), "b": (4,)}
@@ -47,7 +47,7 @@ def test_parameters_of_groups_come_back_with_their_sharding(name, kind):
     given = placed(mesh, name)
     specs = tuple(split.get(key, P()) for key in sorted(given))
     form = form_of(given, mesh, "host", specs)
-    program = on_mesh(lambda tree: form.chunked(tree, 3), mesh, P(), P(), "host")
+    program = on_mesh(lambda tree: form.chunked(tree), mesh, P(), P(), "host")
     chunks = jax.jit(program)(given)
     for chunk in chunks:  # every element is in the chunks once
         assert chunk["float32"].sharding.spec == P(inner)
