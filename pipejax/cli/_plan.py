@@ -220,10 +220,10 @@ def _rounds(choice: timing.RankedConfig, plain: timing.RankedConfig) -> list[str
         return []
     if plain.step <= choice.step:
         return ["A pipeline hides all bits, without local steps and their cost."]
-    hidden = f"hides behind the next {overlap}" if overlap else "waits for"
+    hidden = f"beside {overlap} of these steps" if overlap else "and wait for it"
     return [
-        f"Hosts train alone for {every} steps, and then exchange parameters, which the"
-        f" way {hidden}. The longer a round, the more accuracy it costs"
+        f"Hosts train alone, and exchange all parameters once in {every} steps,"
+        f" {hidden}. The longer a round, the more accuracy it costs"
         " (docs/local_steps.md)."
     ]
 

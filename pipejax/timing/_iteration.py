@@ -227,8 +227,8 @@ def local_step_time(
         )
     if overlap_steps > sync_every:
         raise ValueError(
-            "`overlap_steps` must be at most `sync_every`: an exchange ends before the"
-            f" next begins. Got {overlap_steps} and {sync_every}."
+            "`overlap_steps` must be at most `sync_every`: a step has at most one chunk"
+            f" beside it. Got {overlap_steps} and {sync_every}."
         )
     also = exchange.computed if one_core and overlap_steps else 0.0
     beside = max(overlap_steps * compute.total + also, exchange.total)

@@ -11,11 +11,11 @@ Steps follow the dependencies of Pipe-SGD at width K:
 - The exchange of step t starts when step t has been computed and the exchange of step
   t-1 is over.
 
-With local steps, devices exchange parameters once in a round of H steps:
+With local steps, devices exchange parameters once in a round of H steps, in V chunks:
 
-- The exchange of a round starts when its last step has been computed. It has V chunks,
-  one after another.
-- Step v of the next round is over when it has been computed and chunk v has arrived.
+- V of the steps have a chunk beside them, which is exchanged from the start of the
+  step. The step is over when it has been computed and the chunk has arrived.
+- If V is 0, the exchange follows the last step of a round.
 
 The simulation works on arrays over all devices, so that thousands of devices take
 seconds.
@@ -191,18 +191,13 @@ def _local_steps(
     chunks = max(1, overlap)
     exchange = _exchange(cluster, workload, -(-workload.elements // chunks))
     computed, ends = np.zeros_like(times), np.zeros_like(times)
-    arrivals: list[np.ndarray] = []  # those of the chunks that are not applied yet
     for t, seconds in enumerate(times):
-        computed[t] = ends[t] = (ends[t - 1] if t else 0) + seconds
-        if arrivals:
-            ends[t] = np.maximum(ends[t], arrivals.pop(0))
-        if (t + 1) % every == 0:
-            ready = ends[t]
-            for _ in range(chunks):
-                ready = exchange(ready)
-                arrivals.append(ready)
-        if not overlap and arrivals:
-            ends[t] = arrivals.pop()
+        start, place = ends[t - 1] if t else np.zeros_like(seconds), t % every
+        computed[t] = ends[t] = start + seconds
+        if (place + 1) * overlap // every > place * overlap // every:
+            ends[t] = np.maximum(computed[t], exchange(start))
+        if not overlap and place + 1 == every:
+            ends[t] = exchange(computed[t])
     return Trace(computed, ends)
 
 

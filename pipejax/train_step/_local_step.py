@@ -111,7 +111,7 @@ class LocalTrainStep:
     ) -> tuple[LocalState, RoundInfo]:
         """Takes a step of every group with its share of the batch.
 
-        Beside it, a chunk of the last round is exchanged, if one is left.
+        Beside it, a chunk is exchanged, if this step has one.
 
         Args:
           state: State that `init`, `step` or `drain` returned.
@@ -164,15 +164,13 @@ class LocalTrainStep:
     def drain(self, state: LocalState) -> tuple[LocalState, tuple[Arrival, ...]]:
         """Exchanges everything that groups have changed, so that all are the same.
 
-        What is under way is completed first. The progress since is a round of its own,
-        if there is any.
-
         Args:
           state: State that `init`, `step` or `drain` returned.
 
         Returns:
           The state, at the beginning of a round, in which every group has the
-          parameters of the anchor, and the reports of the rounds that have arrived.
+          parameters of the anchor, and the report of the steps since the last one, if
+          there are any.
         """
         self.rounds.check(state)
         return self.rounds.drain(state)

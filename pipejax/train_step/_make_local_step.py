@@ -46,23 +46,28 @@ def make_local_step(
     r"""Makes a step in which every group trains alone, and exchanges in rounds.
 
     Group i has parameters `theta_i` and an optimizer state of its own. All groups have
-    the same anchor a, `state.params`. A round has H = `sync_every` steps. At its end,
+    the same anchor a, `state.params`. Both are cut into V = `overlap_steps` chunks,
+    each of which is a slice of every array. A round has H = `sync_every` steps, and V
+    of them have a chunk beside them. At the beginning of such a step, group i takes its
+    difference in this chunk,
 
     $$D_i = a - \theta_i$$
 
-    is cut into V = `overlap_steps` chunks. In each of the next V steps, one chunk is
-    averaged over groups beside the compute, and the outer optimizer u is given the mean
-    as a gradient:
+    which is averaged over groups beside the compute. The outer optimizer u is given the
+    mean as a gradient:
 
     $$a' = a - u(1/p \sum_i D_i)$$
 
-    When the last chunk has arrived, every group moves to where the others are, and
-    keeps the progress that it has made meanwhile:
+    At the end of the step, every group moves to where the others are in this chunk, and
+    keeps the progress of the step:
 
     $$\theta_i <- \theta_i + a' - (a - D_i)$$
 
     With V = 0, the exchange follows the last step of the round at once, and nothing
     hides it. With V = H, an exchange is always under way.
+
+    Streaming DiLoCo exchanges the layers of a model at different steps. Here, all
+    chunks have the same size, for any model and any V.
 
     Args:
       loss_fn: As for `make_train_step`.
@@ -74,7 +79,7 @@ def make_local_step(
         `optax.sgd(0.7, momentum=0.9, nesterov=True)`. `None` is the mean of the groups,
         `optax.sgd(1.0)`.
       sync_every: Number of steps H of a round, at least 1.
-      overlap_steps: Number of steps V that hide an exchange, from 0 to H.
+      overlap_steps: Number of steps V of a round that hide its exchange, from 0 to H.
       warmup_steps: Number of synchronous steps before the first round. They sum
         gradients exactly, and nothing hides the sum. In these steps, `info.loss` is the
         loss of the step itself, and `info.grad_norm` is the norm of the mean gradient.
@@ -86,8 +91,8 @@ def make_local_step(
         that it exchanges, in the state that it is given, which must not be used again.
       all_reduce: Algorithm that sums the chunks, with its codec, which keeps a state
         for each chunk: error feedback sends what is lost of a chunk in the next round.
-      executor: As for `make_train_step`. With "host", the communication thread has all
-        chunks of a round as soon as it ends, and a step waits for its own.
+      executor: As for `make_train_step`. With "host", the communication thread
+        exchanges the chunk of a step.
       skip_nonfinite: Whether a group skips a step whose gradient is not finite.
 
     Returns:
@@ -108,16 +113,18 @@ def make_local_step(
       ...     overlap_steps=1,
       ... )
       >>> state = train.init(jnp.array(1.0))
-      >>> for _ in range(3):
+      >>> for _ in range(2):
       ...     state, info = train.step(state, jnp.zeros(4))
-      >>> print(state.params, info.arrived)  # the anchor after the first round
-      0.25 True
+      >>> print(state.params, info.arrived)  # the first step, beside the second
+      0.5 True
 
     References:
       Lin et al., Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020,
       https://arxiv.org/abs/1808.07217
 
       Douillard et al., DiLoCo, 2023, https://arxiv.org/abs/2311.08105
+
+      Douillard et al., Streaming DiLoCo, 2025, https://arxiv.org/abs/2501.18512
     """
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)
@@ -126,8 +133,8 @@ def make_local_step(
     overlap = check_count("overlap_steps", overlap_steps, 0)
     if overlap > every:
         raise ValueError(
-            "`overlap_steps` must be at most `sync_every`: an exchange ends before the"
-            f" next begins. Got {overlap} and {every}."
+            "`overlap_steps` must be at most `sync_every`: a step has at most one chunk"
+            f" beside it. Got {overlap} and {every}."
         )
     settings = Settings(
         loss_fn=loss_fn,

@@ -121,7 +121,7 @@ def test_local_steps_are_planned_beside_the_usual_ways(capsys):
     d_sync = next(x for x in out.splitlines() if "width 1, psum, all bits" in x)
     assert " gain 1.00 " in d_sync
     assert "power_sgd  " not in out
-    assert "exchange parameters, which the way hides behind the next 9. The" in out
+    assert "all parameters once in 9 steps, beside 9 of these steps. The" in out
     assert '    axis_name="host",\n    sync_every=9,\n    overlap_steps=9,' in out
 
 
