@@ -13,8 +13,8 @@ class Arrival(NamedTuple):
     """The report of a round that has arrived.
 
     Attributes:
-      loss: Mean loss over all groups and all steps of the round, NaN if their weights
-        are all 0.
+      loss: Mean loss over all groups and all steps since the report before, NaN if
+        their weights are all 0.
       metrics: Means of the metrics.
       weight: float32, the mean over steps of the sum of the weights over groups, or 1
         if the loss function returns no weight.
@@ -48,8 +48,10 @@ class LocalInfo(NamedTuple):
 class RoundInfo(NamedTuple):
     """The report of one local step.
 
-    Loss, metrics and weight travel with the last chunk of a round. They are means over
-    all groups and all steps of the round that has arrived.
+    Loss, metrics and weight travel with the last chunk of a round, beside its last
+    step. They are means over all groups and all steps from the last step of the round
+    before to the one before this step. If nothing hides the exchange, it follows the
+    last step of the round, and they are means over that round.
 
     Attributes:
       loss: Mean loss of the round that has arrived, NaN if none has, or if its weights
