@@ -113,7 +113,7 @@ PUBLISHED = (
     *("transforms.extrapolate_updates", "stability.max_curvature"),
     *("stability.max_learning_rate", "stability.sharpness"),
     *("stability.spectral_radius", "timing.duration", "timing.flat", "timing.fsdp"),
-    *("timing.hierarchical", "timing.overlapped_step_time"),
+    *("timing.hierarchical", "timing.local_step_time", "timing.overlapped_step_time"),
     *("timing.pipelined_step_time", "timing.shard_optimizer"),
     "timing.synchronous_step_time",
 )

@@ -47,9 +47,6 @@ def local_steps(
       H = 77, V = 77, halving_doubling, all bits
       >>> f"{found[0].ratio:.2f}, {ranked[0].ratio:.2f} without local steps"
       '1.00, 77.30 without local steps'
-
-    References:
-      Douillard et al., Streaming DiLoCo, 2025, https://arxiv.org/abs/2501.18512
     """
     if not compute.total:
         raise ValueError(

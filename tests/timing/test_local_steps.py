@@ -13,7 +13,7 @@ def ways(elements=4_000_000, cluster=SLOW, **options):
     return ranked, timing.local_steps(ranked, COMPUTE)
 
 
-def test_exchange_that_is_always_under_way_costs_no_time():
+def test_exchange_without_a_pause_costs_no_time():
     _, found = ways()
     for way in found:
         steps = -(-way.exchange.total // 0.25)

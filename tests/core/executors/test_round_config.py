@@ -33,7 +33,7 @@ def test_axis_of_groups_is_added_and_taken_away():
     }
 
 
-def test_last_chunk_moves_a_group_that_keeps_its_progress():
+def test_last_chunk_moves_a_group_but_keeps_the_progress_since():
     """The group sent 1 of a mean of 2, and has moved on since."""
     anchor, difference = {"float32": jnp.array([4.0])}, {"float32": jnp.array([3.0])}
     outer = optax.sgd(1.0).init(anchor)

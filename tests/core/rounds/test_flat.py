@@ -42,7 +42,7 @@ def test_chunk_is_a_slice_of_every_array():
 
 
 @pytest.mark.parametrize("number", [0, 1, jnp.int32(1)])
-def test_chunk_is_added_where_it_is_from(number):
+def test_chunk_is_added_to_its_own_elements(number):
     chunk = sliced(TREE, number, 2)
     found = added(TREE, jax.tree.map(lambda x: 10 * x, chunk), number, 2)
     parts = chunked(TREE, 2)
