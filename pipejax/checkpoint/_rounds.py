@@ -8,7 +8,12 @@ from etils import epath
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.executors import regrouped, round_codec_states, round_shapes
+from pipejax._core.executors import (
+    rechunked,
+    regrouped,
+    round_codec_states,
+    round_shapes,
+)
 from pipejax._core.rounds import Arrival, GroupState
 from pipejax._internal.mesh import auto_mesh
 from pipejax.train_step import LocalState, LocalTrainStep
@@ -32,11 +37,14 @@ def wanted_of_rounds(
     Raises a `ValueError` if the checkpoint has other rounds, shards or forms.
     """
     check_kind(path, meta, rounds=True)
+    config = train.rounds.config
+    if config.schedule is None:
+        shared = rechunked(config, like.shared, meta["chunks"])
+        like = like._replace(shared=shared)
     placed = _placed(train, like)
     before, now = Spread(**meta["spread"]), Spread.of_rounds(placed)
-    config = train.rounds.config
     rules = {
-        "chunks, as `overlap_steps` says,": (meta["chunks"], config.chunks),
+        "chunks, as `overlap_steps` says,": (meta["chunks"], len(like.shared.anchor)),
         "inner axes": (before.inner, now.inner),
         "a split of parameters": (before.split, now.split),
     }

@@ -1,9 +1,11 @@
 """Runs local steps on a mesh, as `make_local_step` has made them."""
 
 import dataclasses
+import logging
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -18,6 +20,8 @@ from ._finite import check_model_state
 from ._init import Arguments, Plan, initial, planned
 from ._inputs import inputs_on_mesh
 from ._shared import check_overwritten, compare_once
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,14 +59,16 @@ class LocalTrainStep:
           rng: As for `TrainStep.init`. Every group gets keys of its own.
           opt_state: State of the inner optimizer to continue from, such as that of a
             synchronous warm-up. All groups begin with it. `None` makes a new one.
-          batch: As for `TrainStep.init`.
+          batch: As for `TrainStep.init`. With `sync_every="auto"`, steps with this
+            batch are timed, and all processes must give one.
           shared: As for `step`, if `loss_fn` takes it and `batch` is given.
 
         Returns:
           A `LocalState`, which holds copies.
 
         Raises:
-          ValueError: As for `TrainStep.init`.
+          ValueError: As for `TrainStep.init`, or if steps must be timed and `batch` is
+            missing or holds shapes.
         """
         join()  # Only one thread may launch collectives.
         arguments = Arguments(params, model_state, rng, opt_state)
@@ -70,7 +76,13 @@ class LocalTrainStep:
         plan = planned(self._config, arguments, inputs)
         state = initial(self._config, arguments, plan)
         check_model_state(self._config, state, inputs)
-        return self.rounds.init(common_of(state), _sent(plan))
+        args = common_of(state), _sent(plan)
+        begun = self.rounds.init(*args)
+        if self.rounds.config.schedule is not None:
+            return begun
+        steps = self.rounds.steps_to_hide(begun, _timed(batch, inputs))
+        _log.info("an exchange is hidden behind %d steps, the length of a round", steps)
+        return self.rounds.init(*args, chunks=steps)
 
     @without_mesh()
     def abstract_state(
@@ -96,7 +108,9 @@ class LocalTrainStep:
           shared: As for `init`.
 
         Returns:
-          A `LocalState` in which shapes stand for arrays.
+          A `LocalState` in which shapes stand for arrays. With `sync_every="auto"`, it
+          has a single chunk; `checkpoint.restore` takes their number from the
+          checkpoint.
 
         Raises:
           ValueError: As in `init`, for what does not depend on values.
@@ -215,6 +229,18 @@ class LocalTrainStep:
         if batch is None:
             return None
         return inputs_on_mesh(self._config, plain_batch(batch), shared)
+
+
+def _timed(batch: Any, inputs: Inputs | None) -> Inputs:
+    """Returns the inputs of steps that are timed."""
+    arrays = [isinstance(x, jax.Array | np.ndarray) for x in jax.tree.leaves(batch)]
+    if inputs is None or not all(arrays):
+        raise ValueError(
+            "`batch` must be a batch of arrays for `train.init` with sync_every='auto',"
+            f" which times steps; got {type(batch).__name__}. Pass the first batch, or"
+            " a number as `sync_every`."
+        )
+    return inputs
 
 
 def _sent(plan: Plan) -> RoundPassengers:

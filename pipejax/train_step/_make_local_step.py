@@ -18,6 +18,7 @@ from pipejax._core.checks import (
     check_tx,
 )
 from pipejax._core.executors import RoundConfig, Rounds, StepConfig
+from pipejax._core.rounds import Schedule
 from pipejax._core.step import Loss, Settings, replicated_step
 from pipejax._internal.mesh import AxisName, explicit_axes
 from pipejax._internal.threads import check_threads
@@ -32,8 +33,8 @@ def make_local_step(
     *,
     mesh: Mesh,
     outer_tx: optax.GradientTransformation | None = None,
-    sync_every: int = 16,
-    overlap_steps: int = 16,
+    sync_every: int | Literal["auto"] = 16,
+    overlap_steps: int | None = None,
     warmup_steps: int = 0,
     microbatches: int = 1,
     compute_dtype: DTypeLike | None = None,
@@ -78,8 +79,10 @@ def make_local_step(
       outer_tx: The outer optimizer, which works element by element, such as
         `optax.sgd(0.7, momentum=0.9, nesterov=True)`. `None` is the mean of the groups,
         `optax.sgd(1.0)`.
-      sync_every: Number of steps H of a round, at least 1.
+      sync_every: Number of steps H of a round, at least 1. "auto" takes as many as hide
+        an exchange: `train.init` times both. Checkpoints keep the number.
       overlap_steps: Number of steps V of a round that hide its exchange, from 0 to H.
+        `None` is H, so that an exchange is always under way.
       warmup_steps: Number of synchronous steps before the first round. They sum
         gradients exactly, and nothing hides the sum. In these steps, `info.loss` is the
         loss of the step itself, and `info.grad_norm` is the norm of the mean gradient.
@@ -129,13 +132,7 @@ def make_local_step(
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)
     check_threads(mesh)
-    every = check_count("sync_every", sync_every, 1)
-    overlap = check_count("overlap_steps", overlap_steps, 0)
-    if overlap > every:
-        raise ValueError(
-            "`overlap_steps` must be at most `sync_every`: a step has at most one chunk"
-            f" beside it. Got {overlap} and {every}."
-        )
+    schedule = _schedule(sync_every, overlap_steps)
     settings = Settings(
         loss_fn=loss_fn,
         tx=check_tx(tx),
@@ -156,5 +153,28 @@ def make_local_step(
     )
     outer = optax.sgd(1.0) if outer_tx is None else check_outer(outer_tx)
     warmup = check_count("warmup_steps", warmup_steps, 0)
-    rounds = RoundConfig(config, outer, every, overlap, warmup)
+    rounds = RoundConfig(config, outer, schedule, warmup)
     return LocalTrainStep(Rounds(rounds, check_executor(executor)))
+
+
+def _schedule(
+    sync_every: int | Literal["auto"], overlap_steps: int | None
+) -> Schedule | None:
+    """Returns which steps of a round have a chunk, or `None` if it is timed."""
+    if isinstance(sync_every, str):
+        if sync_every != "auto" or overlap_steps is not None:
+            raise ValueError(
+                "`sync_every` must be an integer, or 'auto' without `overlap_steps`,"
+                f" which is then as long; got {sync_every!r} and {overlap_steps!r}."
+            )
+        return None
+    every = check_count("sync_every", sync_every, 1)
+    if overlap_steps is None:
+        return Schedule(every, every)
+    overlap = check_count("overlap_steps", overlap_steps, 0)
+    if overlap > every:
+        raise ValueError(
+            "`overlap_steps` must be at most `sync_every`: a step has at most one chunk"
+            f" beside it. Got {overlap} and {every}."
+        )
+    return Schedule(every, overlap)

@@ -127,6 +127,25 @@ def test_other_rounds_are_refused(tmp_path, settings, message):
         restored(tmp_path, *made(**settings))
 
 
+@pytest.mark.parametrize("groups", [2, 4])
+def test_timed_rounds_are_restored(tmp_path, groups):
+    """A step that times its rounds takes their length from the checkpoint."""
+    train, params = made(sync_every=3)
+    state = run(train, train.init(params), 7)
+    saved(tmp_path, train, state)
+    timed, params = made(groups=groups, sync_every="auto", overlap_steps=None)
+    found = restored(tmp_path, timed, params)
+    assert len(found.state.shared.anchor) == 3
+    wanted = state if groups == 2 else train.drain(state)[0]
+    close(found.state.params, wanted.params)
+    if groups == 2:
+        ends = [
+            run(each, begun, 5, first=7)
+            for each, begun in ((timed, found.state), (train, state))
+        ]
+        assert_bits_equal(*jax.device_get([(end.shared, end.own) for end in ends]))
+
+
 def test_other_form_is_refused(tmp_path):
     train, params = made()
     saved(tmp_path, train, train.init(params))

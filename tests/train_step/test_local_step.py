@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
-from ..helpers import batches, init_params, loss_fn
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 
 
 def made(loss, **settings):
@@ -235,3 +235,46 @@ def test_params_are_read_under_any_mesh():
         state = train.init(init_params())
         with jax.set_mesh(jax.make_mesh((8,), ("data",))):
             assert np.array_equal(state.params["out"], init_params()["out"])
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("donate", [False, True])
+def test_timed_round_is_one_of_as_many_steps(monkeypatch, executor, donate):
+    def timed(step, exchange):
+        jax.block_until_ready([run() for run in (step, step, exchange, exchange)])
+        return 3
+
+    monkeypatch.setattr("pipejax._core.executors._rounds.steps_to_hide", timed)
+    data, codec = batches(8), pj.codecs.error_feedback(pj.codecs.int8(8))
+    settings = {
+        "executor": executor,
+        "donate": donate,
+        "all_reduce": pj.collectives.two_shot(codec),
+    }
+    train = made(loss_fn, sync_every="auto", overlap_steps=None, **settings)
+    plain = made(loss_fn, sync_every=3, overlap_steps=3, **settings)
+    ends = []
+    for each in (train, plain):
+        state = each.init(init_params(), batch=data[0])
+        assert len(state.shared.anchor) == 3
+        for batch in data:
+            state, info = each.step(state, batch)
+        ends.append(jax.device_get((state.shared, state.own, info)))
+    assert_bits_equal(*ends)
+
+
+def test_steps_and_an_exchange_are_timed():
+    train = made(loss_fn, sync_every="auto", overlap_steps=None)
+    state = train.init(init_params(), batch=batches(1)[0])
+    assert len(state.shared.anchor) >= 1
+    state, _ = train.step(state, batches(1)[0])
+    assert state.position.reported == 1
+
+
+@pytest.mark.parametrize(
+    "batch", [None, jax.eval_shape(lambda: batches(1)[0])], ids=["none", "shapes"]
+)
+def test_timing_without_arrays_is_refused(batch):
+    train = made(loss_fn, sync_every="auto", overlap_steps=None)
+    with pytest.raises(ValueError, match="`batch` must be a batch of arrays"):
+        train.init(init_params(), batch=batch)

@@ -19,6 +19,8 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
         ({"sync_every": 0}, "`sync_every` must be an integer of at least 1"),
         ({"overlap_steps": -1}, "`overlap_steps` must be an integer of at least 0"),
         ({"sync_every": 2, "overlap_steps": 3}, "`overlap_steps` must be at most"),
+        ({"sync_every": "auto", "overlap_steps": 3}, "or 'auto' without `overlap_st"),
+        ({"sync_every": "some"}, "`sync_every` must be an integer, or 'auto'"),
         ({"axis_name": "host"}, "`mesh` must have the axis 'host'"),
         ({"outer_tx": 1.0}, "`outer_tx`"),
         ({"outer_tx": optax.contrib.muon(1.0)}, "`outer_tx` must work element by"),

@@ -1,5 +1,6 @@
 """Makes the state before the first local step, or its shapes, as it lies on a mesh."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from ._round_config import RoundConfig, stacked
 def initial_rounds(
     config: RoundConfig,
     reduction_mesh: Mesh,
+    chunks: int,
     common: Common,
     like: RoundPassengers,
     *,
@@ -39,6 +41,7 @@ def initial_rounds(
     Args:
       config: The rounds.
       reduction_mesh: The mesh that sums the chunks.
+      chunks: The number of chunks.
       common: What a group trains, with its counters and keys, or the shapes.
       like: The form of what a group sends with a round. Its changes have `None` in
         place of each leaf of the model state that is not averaged.
@@ -49,7 +52,7 @@ def initial_rounds(
     """
     inner = config.inner
     own: Any = P(inner.axis_name)
-    form = Form.of(common, like.changes, inner.mesh, inner.axis_name, config.chunks)
+    form = Form.of(common, like.changes, inner.mesh, inner.axis_name, chunks)
 
     def local(common: Common) -> tuple[Shared, GroupState]:
         zero = jnp.zeros((), jnp.int32)
@@ -116,6 +119,19 @@ def round_shapes(
             codec_states=(),
         ),
     )
+
+
+def rechunked(config: RoundConfig, shared: Shared, chunks: int) -> Shared:
+    """Returns the shapes of what is the same on all groups, in so many chunks."""
+    form = dataclasses.replace(shared.form, chunks=chunks)
+
+    def local(before: Sequence[Chunk]) -> tuple[tuple[Chunk, ...], tuple[Tree, ...]]:
+        anchor = form.chunked(shared.form.whole(before))
+        return anchor, tuple(map(config.outer_tx.init, anchor))
+
+    program = config.inner.on_mesh(local, P(), P())
+    anchor, outer = jax.eval_shape(program, shared.anchor)
+    return shared._replace(anchor=anchor, outer=outer, form=form)
 
 
 def round_codec_states(

@@ -55,11 +55,12 @@ def regrouped(
     report = jax.eval_shape(lambda x: x, state.own.reported)
     report = jax.tree.map(lambda x: x.update(shape=(x.shape[0] // before,)), report)
     like = RoundPassengers(report, _averaged(state.shared))
-    shapes = initial_rounds(config, reduction_mesh, form[1], like, abstract=True)
+    args = config, reduction_mesh, state.shared.form.chunks
+    shapes = initial_rounds(*args, form[1], like, abstract=True)
     places = jax.tree.map(lambda x: x.sharding, shapes.shared)
     found = jax.jit(program, out_shardings=(places, None, None))
     shared, common, reports = found(state.shared, state.own)
-    new = initial_rounds(config, reduction_mesh, common, like)
+    new = initial_rounds(*args, common, like)
     position = Position.at(0, 0, int(state.position.warmup))
     return LocalState(shared, new.own, position), reports
 
@@ -109,7 +110,7 @@ def _exchanged(
     ):
         chunk = _rows([difference(form, anchor, each, number) for each in params])
         chunk = constrained(chunk, (P(None, *spec),) * len(chunk) if spec else ())
-        last = number + 1 == config.chunks
+        last = number + 1 == form.chunks
         message = config.message(_total(chunk), total if last else None, form)
         reduced = Reduced.of(message, jnp.array(True))
         due = ChunkState(anchor, outer, refused, ())

@@ -19,6 +19,7 @@ from pipejax._core.rounds import (
     GroupModel,
     LocalInfo,
     RoundPassengers,
+    Schedule,
     agreed_on,
     arrived,
     changes_of,
@@ -131,37 +132,19 @@ class RoundConfig:
 
     Attributes:
       inner: The configuration of a step of one group, and of the exchange.
-      sync_every: Number of steps H of a round.
-      overlap_steps: Number of steps V of a round that have a chunk beside them, at most
-        H. With 0, the exchange follows the last step of the round.
+      schedule: Which steps have a chunk beside them. `None` leaves this to the state: a
+        round has as many steps as there are chunks.
       warmup_steps: Number of synchronous steps before the first round.
     """
 
     inner: StepConfig
     outer_tx: optax.GradientTransformation
-    sync_every: int
-    overlap_steps: int
+    schedule: Schedule | None
     warmup_steps: int = 0
 
-    @property
-    def chunks(self) -> int:
-        """Returns the number of chunks of an exchange."""
-        return max(1, self.overlap_steps)
-
-    def chunk_at(self, taken: int) -> int | None:
-        """Returns the chunk that is exchanged beside a step, or `None`.
-
-        The V chunks are spread over the H steps. The last one has the last step.
-
-        Args:
-          taken: Number of steps of the round before this one.
-        """
-        place = taken % self.sync_every
-        begun, after = (
-            steps * self.overlap_steps // self.sync_every
-            for steps in (place, place + 1)
-        )
-        return begun if after > begun else None
+    def schedule_of(self, form: Form) -> Schedule:
+        """Returns the schedule of a state with this form."""
+        return self.schedule or Schedule(form.chunks, form.chunks)
 
     @property
     def chunk_spec(self) -> P:

@@ -17,6 +17,7 @@ from pipejax._core.rounds import (
     Position,
     RoundInfo,
     RoundPassengers,
+    Schedule,
     Shared,
     at_agreed,
 )
@@ -37,10 +38,12 @@ from ._round_config import (
     RoundConfig,
     RoundReads,
     StepKind,
+    Trained,
     alone,
     stacked,
     with_model,
 )
+from ._steps_to_hide import steps_to_hide
 from ._thread import join
 from ._warm_up import WarmUp
 
@@ -67,42 +70,57 @@ class Rounds:
         return self._chosen[-1]
 
     def init(
-        self, common: Common, like: RoundPassengers, *, abstract: bool = False
+        self,
+        common: Common,
+        like: RoundPassengers,
+        *,
+        chunks: int | None = None,
+        abstract: bool = False,
     ) -> LocalState:
         """Returns the state in which all groups begin with what is common to them.
 
         Args:
           common: What a group trains, with its counters and keys, or the shapes.
           like: The form of what a group sends with a round.
+          chunks: The number of chunks; by default that of the schedule, or 1.
           abstract: Whether to return shapes with shardings in place of arrays.
 
         Returns:
           A `LocalState`.
         """
         mesh = self.executor.reduction_mesh
-        return initial_rounds(self.config, mesh, common, like, abstract=abstract)
+        known = self.config.schedule.chunks if self.config.schedule else 1
+        args = self.config, mesh, chunks or known, common, like
+        return initial_rounds(*args, abstract=abstract)
+
+    def steps_to_hide(self, state: LocalState, inputs: Inputs) -> int:
+        """Returns the number of steps that hide an exchange of all parameters.
+
+        Both are timed, and all processes return what the first one has found. `state`
+        is left as it is.
+        """
+        inner = dataclasses.replace(self.config.inner, donate=False)
+        config = dataclasses.replace(self.config, inner=inner, schedule=Schedule(1, 0))
+        trial = Rounds(config, self.asked)
+        step = functools.partial(trial._trained, state, TRAINS, None, inputs)
+        exchange = functools.partial(trial._exchanged, state)
+        return steps_to_hide(step, exchange)
 
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
         """Takes one step of every group, with the chunk of this step beside it."""
         taken, reported, warmup = map(int, state.position)
         if warmup:
             return self._warm_up.step(state, inputs)
-        number = self.config.chunk_at(taken)
-        kind = self._kind(number, reported)
-        args = kind, *_parted(state, kind, number), inputs
-        try:
-            trained, outcome = self.executor.train(*args)
-        except OwnCollectiveError as error:  # known once its program is compiled
-            if self.asked != "auto":
-                raise
-            self._chosen.append(FusedRounds(self.config, error.reason))
-            trained, outcome = self.executor.train(*args)
+        schedule = self.config.schedule_of(state.shared.form)
+        number = schedule.chunk_at(taken)
+        kind = _kind(state, number)
+        trained, outcome = self._trained(state, kind, number, inputs)
         own = state.own._replace(local=trained.local, reported=trained.reported)
         state = _applied(state._replace(own=own), number, outcome)
-        taken = (taken + 1) % self.config.sync_every
+        taken = (taken + 1) % schedule.sync_every
         position = Position.at(taken, 1 if kind.reports else reported + 1)
         state, arrival = state._replace(position=position), outcome.arrival
-        if not (taken or self.config.overlap_steps):
+        if not (taken or schedule.overlap_steps):
             state, arrival = self._exchanged(state)
         arrival = (arrival or trained.nothing)._replace(refused=state.shared.refused)
         return state, RoundInfo(**arrival._asdict(), **trained.info._asdict())
@@ -112,6 +130,7 @@ class Rounds:
         reports = []
         if state.position.reported:
             state, arrival = self._exchanged(state)
+            assert arrival is not None
             reports.append(arrival)
         # There is no other progress, and rounding errors end here.
         model = self._at_anchor(state.shared, state.own.local.model_state)
@@ -123,7 +142,8 @@ class Rounds:
 
     def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
         """Returns the lowered program of a step that exchanges a chunk."""
-        number = 0 if self.config.overlap_steps else None
+        schedule = self.config.schedule_of(state.shared.form)
+        number = 0 if schedule.overlap_steps else None
         kind = TRAINS if number is None else EXCHANGES
         return self.executor.lower(kind, *_parted(state, kind, number), inputs)
 
@@ -142,7 +162,7 @@ class Rounds:
             "groups": (state.groups, config.inner.devices),
             "chunks, as `overlap_steps` says": (
                 len(state.shared.anchor),
-                config.chunks,
+                config.schedule_of(state.shared.form).chunks,
             ),
         }
         for name, (found, wanted) in rules.items():
@@ -153,19 +173,28 @@ class Rounds:
                     " `train.init(state.params)` of this one."
                 )
 
-    def _kind(self, number: int | None, reported: int) -> StepKind:
-        """Returns the kind of a step with this chunk, or with none, beside it."""
-        last = number == self.config.chunks - 1
-        # Nothing is to be reported beside the first of all steps.
-        return StepKind(number is not None, last and reported > 0)
+    def _trained(
+        self, state: LocalState, kind: StepKind, number: int | None, inputs: Inputs
+    ) -> tuple[Trained, Outcome]:
+        """Trains on a batch, with the fused executor if the host's cannot."""
+        args = kind, *_parted(state, kind, number), inputs
+        try:
+            return self.executor.train(*args)
+        except OwnCollectiveError as error:  # known once its program is compiled
+            if self.asked != "auto":
+                raise
+            self._chosen.append(FusedRounds(self.config, error.reason))
+            return self.executor.train(*args)
 
-    def _exchanged(self, state: LocalState) -> tuple[LocalState, Arrival]:
-        """Exchanges all chunks, with nothing beside them."""
-        for number in range(self.config.chunks):
-            kind = self._kind(number, int(state.position.reported))
+    def _exchanged(self, state: LocalState) -> tuple[LocalState, Arrival | None]:
+        """Exchanges all chunks, with nothing beside them.
+
+        Returns the report of the steps since the last one, or `None` without any.
+        """
+        for number in range(state.shared.form.chunks):
+            kind = _kind(state, number)
             outcome = self.executor.exchange(kind, *_parted(state, kind, number))
             state = _applied(state, number, outcome)
-        assert outcome.arrival is not None
         own = state.own._replace(reported=self._cleared(state.own.reported))
         position = state.position._replace(reported=np.int32(0))
         return LocalState(state.shared, own, position), outcome.arrival
@@ -192,6 +221,13 @@ class Rounds:
             return stacked(GroupModel(form.whole(shared.anchor), state))
 
         return jax.jit(config.on_mesh(local, (P(), own), own))
+
+
+def _kind(state: LocalState, number: int | None) -> StepKind:
+    """Returns the kind of a step with this chunk, or with none, beside it."""
+    last = number == state.shared.form.chunks - 1
+    # Nothing is to be reported beside the first of all steps.
+    return StepKind(number is not None, bool(last and state.position.reported > 0))
 
 
 def _parted(

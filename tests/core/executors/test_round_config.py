@@ -1,12 +1,9 @@
 """Tests the work of one group in a round, from its arrays alone."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import pipejax as pj
 from pipejax._core.executors._round_config import RoundReads, Sends, alone, stacked
@@ -53,18 +50,3 @@ def test_last_chunk_moves_a_group_but_keeps_the_progress_since():
     assert outcome.agreed == 6 + 0.5
     assert outcome.model.model_state == 8 + (6.5 - 7.5)
     assert alone(outcome.model).params.tolist() == [5, 0 + 2 - (4 - 3)]
-
-
-@pytest.mark.parametrize(
-    ("every", "overlap", "wanted"),
-    [
-        (4, 4, [0, 1, 2, 3, 0]),
-        (4, 2, [None, 0, None, 1, None]),
-        (5, 3, [None, 0, None, 1, 2]),
-        (3, 1, [None, None, 0, None, None]),
-        (2, 0, [None] * 5),
-    ],
-)
-def test_chunks_are_spread_over_a_round(every, overlap, wanted):
-    config = dataclasses.replace(rounds(), sync_every=every, overlap_steps=overlap)
-    assert [config.chunk_at(taken) for taken in range(5)] == wanted

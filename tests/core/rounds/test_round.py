@@ -197,5 +197,5 @@ def test_donated_states_are_overwritten_and_end_with_the_same_bits(executor, rou
     assert all(x.is_deleted() for x in jax.tree.leaves(found.local.trainable.params))
     # Of the anchor, only the chunk beside the step is overwritten.
     gone = [chunk["float32"].is_deleted() for chunk in found.shared.anchor]
-    number = train.rounds.config.chunk_at(int(found.position.taken))
+    number = train.rounds.config.schedule.chunk_at(int(found.position.taken))
     assert gone == [i == number for i in range(len(gone))]
