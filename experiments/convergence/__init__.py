@@ -1,5 +1,8 @@
 """Measures how a delay changes learning, and which methods correct this."""
 
+from ._change import differences as differences
+from ._change import diverged as diverged
+from ._change import spread as spread
 from ._contenders import OPTIMIZERS as OPTIMIZERS
 from ._contenders import Method as Method
 from ._runs import Run as Run

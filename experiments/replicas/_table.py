@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.convergence import found
+from experiments.convergence import found, spread
 
 from ._methods import CODECS, DELAYS, is_same_for_all
 from ._runs import Result, key, tuned
@@ -75,10 +75,7 @@ def _above(pairs: Sequence[Sequence[Any]]) -> str:
         return "diverged"
     if not ends:
         return ""
-    above = np.array([later - first for first, later in ends])
-    if len(above) == 1:
-        return f"{above[0]:+.4f}"
-    return f"{above.mean():+.4f} ± {above.std(ddof=1) / len(above) ** 0.5:.4f}"
+    return spread([later - first for first, later in ends], 4)
 
 
 def _optimizers(runs: Sequence[dict[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ extras, and a digest of all of this. Parts of different checkpoints therefore ne
 for one.
 """
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -59,7 +60,7 @@ def _of_pipeline(state: PipelineState) -> dict[str, Any]:
 def _of_rounds(state: LocalState) -> dict[str, Any]:
     return {
         "rounds": {name: int(n) for name, n in state.position._asdict().items()},
-        "chunks": len(state.shared.anchor),
+        "schedule": [int(n) for n in dataclasses.astuple(state.shared.form.schedule)],
         "passengers": passengers_of(state),
         "spread": Spread.of_rounds(state)._asdict(),
     }

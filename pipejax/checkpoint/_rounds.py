@@ -9,13 +9,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import (
-    rechunked,
     regrouped,
+    rescheduled,
     round_codec_states,
     round_shapes,
 )
 from pipejax._core.rounds import Arrival, GroupState
 from pipejax._internal.mesh import auto_mesh
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax.train_step import LocalState, LocalTrainStep
 
 from ._check_saved import check_form, check_kind, check_names
@@ -37,14 +38,13 @@ def wanted_of_rounds(
     Raises a `ValueError` if the checkpoint has other rounds, shards or forms.
     """
     check_kind(path, meta, rounds=True)
-    config = train.rounds.config
+    config, schedule = train.rounds.config, RoundSchedule(*meta["schedule"])
     if config.schedule is None:
-        shared = rechunked(config, like.shared, meta["chunks"])
-        like = like._replace(shared=shared)
+        like = like._replace(shared=rescheduled(config, like.shared, schedule))
     placed = _placed(train, like)
     before, now = Spread(**meta["spread"]), Spread.of_rounds(placed)
     rules = {
-        "chunks, as `overlap_steps` says,": (meta["chunks"], len(like.shared.anchor)),
+        "chunks, as `overlap_steps` says,": (schedule.chunks, like.shared.form.chunks),
         "inner axes": (before.inner, now.inner),
         "a split of parameters": (before.split, now.split),
     }

@@ -42,7 +42,8 @@ class Advice(NamedTuple):
         recommended way to hide its exchange, with one bool for a subtree of equal ones.
         `None` if that is not known, or if all must be.
       replicas: The number of devices, or hosts, that predict by gradients of their own.
-      rounds: The ways with local steps, if no other way hides its exchange.
+      rounds: The ways with local steps, the best first, if the exchange of the
+        recommended way takes much longer than the compute.
     """
 
     model: Model
@@ -83,8 +84,8 @@ class Advice(NamedTuple):
             return []
         return [
             "",
-            "No pipeline hides this exchange. Local steps do, at a cost in accuracy"
-            " (docs/local_steps.md):",
+            "# No pipeline hides this exchange. Local steps do, at a cost in accuracy:",
+            "# docs/local_steps.md",
             "",
             snippet(self.rounds[0].config),
         ]

@@ -22,12 +22,12 @@ from ._delayed import merged_flags
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
 from ._model import Model, RunnableStep, load_step
-from ._rows import chosen, in_chunks
+from ._rows import chosen, in_rounds
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
 
 EXPOSED = 1.25
-"""The step time over compute from which on local steps are shown."""
+"""The ratio of step time to compute above which local steps are shown, too."""
 EXAMPLE = "srun pipejax doctor --parameters 300M --compute-ms 250"
 
 _DESCRIPTION = """\
@@ -91,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
         )
         best, rounds = chosen(ways), []
         if best.ratio > EXPOSED:
-            flat = in_chunks(ways, codecs)
-            rounds = timing.local_steps(flat, compute, one_core=one_core)
+            rounds = in_rounds(ways, codecs, compute, one_core=one_core)
         # In an exchange of two levels, the devices of a host predict as one.
         replicas = fit.cluster.hosts if best.config.levels else mesh.size
         late = _least_delay(program, model, best)

@@ -20,7 +20,7 @@ from ._rows import (
     chosen,
     d_sync,
     exact,
-    in_chunks,
+    in_rounds,
     lines,
     number,
     synchronous,
@@ -107,8 +107,7 @@ def run(args: argparse.Namespace) -> int:
         devices = cluster.hosts * cluster.devices
         ranked = timing.shard_optimizer(ranked, compute, devices)
     if args.local_steps:
-        flat = in_chunks(ranked, known)
-        rounds = timing.local_steps(flat, compute, one_core=args.one_core)
+        rounds = in_rounds(ranked, known, compute, one_core=args.one_core)
         ranked = [*rounds, d_sync(ranked), exact(ranked)]
     choice = chosen(ranked, args.row)
     python = snippet(

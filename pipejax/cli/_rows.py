@@ -64,12 +64,17 @@ def synchronous(ranked: list[timing.RankedConfig]) -> list[timing.RankedConfig]:
     ]
 
 
-def in_chunks(
-    ranked: list[timing.RankedConfig], known: Mapping[str, Codec]
+def in_rounds(
+    ranked: list[timing.RankedConfig],
+    known: Mapping[str, Codec],
+    compute: timing.Compute,
+    *,
+    one_core: bool,
 ) -> list[timing.RankedConfig]:
-    """Returns the ways that can exchange parameters in chunks, as local steps do."""
+    """Returns the ways with local steps, whose codecs compress vectors."""
     whole = {name for name, codec in known.items() if codec.needs_leaves}
-    return [choice for choice in ranked if choice.config.codec not in whole]
+    vectors = [choice for choice in ranked if choice.config.codec not in whole]
+    return timing.local_steps(vectors, compute, one_core=one_core)
 
 
 def number(ranked: list[timing.RankedConfig], choice: timing.RankedConfig) -> int:

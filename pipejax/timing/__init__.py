@@ -47,11 +47,11 @@ from ._iteration import Compute as Compute
 from ._iteration import batch_to_hide as batch_to_hide
 from ._iteration import ceilings as ceilings
 from ._iteration import least_delayed_share as least_delayed_share
-from ._iteration import local_step_time as local_step_time
 from ._iteration import overlapped_step_time as overlapped_step_time
 from ._iteration import pipelined_step_time as pipelined_step_time
 from ._iteration import synchronous_step_time as synchronous_step_time
 from ._leaves import square_leaves as square_leaves
+from ._local_step_time import local_step_time as local_step_time
 from ._local_steps import local_steps as local_steps
 from ._picture import Panel as Panel
 from ._picture import picture as picture

@@ -181,60 +181,6 @@ def pipelined_step_time(
     return max(compute.total + ahead + also, exchange.total)
 
 
-def local_step_time(
-    compute: Compute,
-    exchange: Duration,
-    sync_every: int,
-    overlap_steps: int,
-    *,
-    one_core: bool = False,
-) -> float:
-    r"""Returns the seconds of a local step, as a mean over a round of H steps.
-
-    With c the compute time and x the time to exchange all parameters, V steps hide the
-    exchange of a round, and the other steps compute alone:
-
-    $$t = (\max(V c, x) + (H - V) c) / H$$
-
-    Args:
-      compute: The compute times of a step; c is `compute.total`.
-      exchange: The exchange of all parameters; x is `exchange.total`.
-      sync_every: The number H of steps of a round.
-      overlap_steps: The number V of steps that hide an exchange, at most H.
-      one_core: Whether the codec and the additions run on the core that computes the
-        model, as on a CPU. They then also count as compute: `exchange.computed` is
-        added to `V c`.
-
-    Raises:
-      ValueError: If H is not a whole number above 0, or V not one from 0 to H.
-
-    References:
-      Douillard et al., Streaming DiLoCo, 2025, https://arxiv.org/abs/2501.18512
-
-    Examples:
-      An exchange that takes as long as ten steps costs nothing if ten steps hide it:
-
-      >>> import pipejax as pj
-      >>> compute = pj.timing.Compute.of(1.0)
-      >>> exchange = pj.timing.Duration(0, 10.0, 0, 0, 0)  # 10 s on the wire
-      >>> [pj.timing.local_step_time(compute, exchange, 10, v) for v in (0, 5, 10)]
-      [2.0, 1.5, 1.0]
-    """
-    if not (is_integer(sync_every, 1) and is_integer(overlap_steps, 0)):
-        raise ValueError(
-            "`sync_every` must be a whole number above 0, and `overlap_steps` one of at"
-            f" least 0; got {sync_every!r}, {overlap_steps!r}."
-        )
-    if overlap_steps > sync_every:
-        raise ValueError(
-            "`overlap_steps` must be at most `sync_every`: a step has at most one chunk"
-            f" beside it. Got {overlap_steps} and {sync_every}."
-        )
-    also = exchange.computed if one_core and overlap_steps else 0.0
-    beside = max(overlap_steps * compute.total + also, exchange.total)
-    return (beside + (sync_every - overlap_steps) * compute.total) / sync_every
-
-
 def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
     r"""Returns the largest speedups that pipelining can have over synchronous steps.
 

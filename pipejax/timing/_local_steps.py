@@ -20,9 +20,9 @@ def local_steps(
 
     $$n = \lceil x / c \rceil$$
 
-    steps. Each way of one bucket is considered with rounds of n steps whose exchange is
-    hidden, so that one is always under way, and with rounds of n, 4n and 16n steps that
-    exchange at once. Step times are those of `local_step_time`.
+    steps. Each way of one bucket is considered with rounds of n steps that hide their
+    exchange, and with rounds of n, 4n and 16n steps that wait for it. Step times are
+    those of `local_step_time`.
 
     Args:
       choices: Ways to train, as `plan` returns them.

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from pipejax._internal.integers import is_integer
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster, CodecSpeed
@@ -132,7 +133,7 @@ def simulate(
       width: The width K. Width 1 is synchronous.
       steps: The number of steps, at least 2.
       seed: The seed of the jitter.
-      sync_every: The number H of local steps of a round; 0 exchanges every gradient.
+      sync_every: The number H of local steps of a round. 0 stands for no local steps.
       overlap_steps: The number V of steps that hide the exchange of a round, at most H.
 
     Returns:
@@ -159,17 +160,16 @@ def simulate(
             "`steps` must be a whole number of at least 2 and `width` at least 1, got"
             f" {steps}, {width}."
         )
-    if not (is_integer(sync_every, 0) and is_integer(overlap_steps, 0)) or (
-        overlap_steps > sync_every or (sync_every and width > 1)
-    ):
+    if sync_every and width > 1:
         raise ValueError(
-            "`overlap_steps` must be from 0 to `sync_every`, and `width` 1 with local"
-            f" steps; got {overlap_steps!r}, {sync_every!r} and {width}."
+            "`width` must be 1 with local steps, which do not delay gradients; got"
+            f" {width}. Leave out `sync_every` for Pipe-SGD."
         )
     p = cluster.hosts * cluster.devices
     times = workload.compute_times(steps, p, np.random.default_rng(seed))
     if sync_every:
-        return _local_steps(cluster, workload, times, sync_every, overlap_steps)
+        schedule = RoundSchedule(sync_every, overlap_steps)
+        return _local_steps(cluster, workload, times, schedule)
     exchange = _exchange(cluster, workload, workload.elements)
     computed, exchanged = np.zeros((steps, p)), np.zeros((steps, p))
     zero = np.zeros(p)
@@ -185,18 +185,17 @@ def simulate(
 
 
 def _local_steps(
-    cluster: Cluster, workload: Workload, times: np.ndarray, every: int, overlap: int
+    cluster: Cluster, workload: Workload, times: np.ndarray, schedule: RoundSchedule
 ) -> Trace:
     """Simulates local steps with these compute times, [steps, devices]."""
-    chunks = max(1, overlap)
-    exchange = _exchange(cluster, workload, -(-workload.elements // chunks))
+    exchange = _exchange(cluster, workload, -(-workload.elements // schedule.chunks))
     computed, ends = np.zeros_like(times), np.zeros_like(times)
     for t, seconds in enumerate(times):
-        start, place = ends[t - 1] if t else np.zeros_like(seconds), t % every
+        start = ends[t - 1] if t else np.zeros_like(seconds)
         computed[t] = ends[t] = start + seconds
-        if (place + 1) * overlap // every > place * overlap // every:
+        if schedule.chunk_at(t) is not None:
             ends[t] = np.maximum(computed[t], exchange(start))
-        if not overlap and place + 1 == every:
+        elif not schedule.overlap_steps and (t + 1) % schedule.sync_every == 0:
             ends[t] = exchange(computed[t])
     return Trace(computed, ends)
 

@@ -6,12 +6,8 @@ from pipejax.codecs import Codec
 
 from ._cluster import Cluster
 from ._exchange import Duration, duration, flat, hierarchical
-from ._iteration import (
-    Compute,
-    local_step_time,
-    pipelined_step_time,
-    synchronous_step_time,
-)
+from ._iteration import Compute, pipelined_step_time, synchronous_step_time
+from ._local_step_time import local_step_time
 from ._rounds import Algorithm
 
 
@@ -26,7 +22,7 @@ class TrainConfig(NamedTuple):
       levels: Whether the all-reduce is `hierarchical`, first inside hosts and then
         between them.
       buckets: The number of equal parts in which the gradient is exchanged.
-      sync_every: The number H of local steps of a round; 0 exchanges every gradient.
+      sync_every: The number H of local steps of a round. 0 stands for no local steps.
       overlap_steps: The number V of steps that hide the exchange of a round.
     """
 

@@ -13,6 +13,7 @@ from pipejax._core.executors import FusedRounds, HostRounds, Rounds, StepConfig,
 from pipejax._core.rounds import Arrival, LocalState, RoundInfo, RoundPassengers
 from pipejax._core.step import Inputs, common_of
 from pipejax._internal.mesh import AxisName, without_mesh
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.types import Tree
 
 from ._feed import check_global, data_sharding, global_batch, plain_batch
@@ -59,8 +60,8 @@ class LocalTrainStep:
           rng: As for `TrainStep.init`. Every group gets keys of its own.
           opt_state: State of the inner optimizer to continue from, such as that of a
             synchronous warm-up. All groups begin with it. `None` makes a new one.
-          batch: As for `TrainStep.init`. With `sync_every="auto"`, steps with this
-            batch are timed, and all processes must give one.
+          batch: As for `TrainStep.init`. With `sync_every="auto"`, all processes must
+            give arrays, because steps with this batch are timed.
           shared: As for `step`, if `loss_fn` takes it and `batch` is given.
 
         Returns:
@@ -77,12 +78,12 @@ class LocalTrainStep:
         state = initial(self._config, arguments, plan)
         check_model_state(self._config, state, inputs)
         args = common_of(state), _sent(plan)
-        begun = self.rounds.init(*args)
         if self.rounds.config.schedule is not None:
-            return begun
-        steps = self.rounds.steps_to_hide(begun, _timed(batch, inputs))
-        _log.info("an exchange is hidden behind %d steps, the length of a round", steps)
-        return self.rounds.init(*args, chunks=steps)
+            return self.rounds.init(*args)
+        timed = _timed(batch, inputs)
+        steps = self.rounds.steps_to_hide(self.rounds.init(*args), timed)
+        _log.info("rounds of %d steps, which hide an exchange of all parameters", steps)
+        return self.rounds.init(*args, schedule=RoundSchedule(steps, steps))
 
     @without_mesh()
     def abstract_state(
@@ -108,9 +109,8 @@ class LocalTrainStep:
           shared: As for `init`.
 
         Returns:
-          A `LocalState` in which shapes stand for arrays. With `sync_every="auto"`, it
-          has a single chunk; `checkpoint.restore` takes their number from the
-          checkpoint.
+          A `LocalState` in which shapes stand for arrays. With `sync_every="auto"`, its
+          round has one step; `checkpoint.restore` takes the rounds of the checkpoint.
 
         Raises:
           ValueError: As in `init`, for what does not depend on values.

@@ -14,13 +14,14 @@ from pipejax._core.checks import (
     check_flag,
     check_floating,
     check_mesh,
+    check_of_chunks,
     check_outer,
     check_tx,
 )
 from pipejax._core.executors import RoundConfig, Rounds, StepConfig
-from pipejax._core.rounds import Schedule
 from pipejax._core.step import Loss, Settings, replicated_step
 from pipejax._internal.mesh import AxisName, explicit_axes
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.threads import check_threads
 from pipejax.collectives import AllReduce, psum
 
@@ -65,10 +66,10 @@ def make_local_step(
     $$\theta_i <- \theta_i + a' - (a - D_i)$$
 
     With V = 0, the exchange follows the last step of the round at once, and nothing
-    hides it. With V = H, an exchange is always under way.
+    hides it. With V = H, every step has a chunk beside it.
 
-    Streaming DiLoCo exchanges the layers of a model at different steps. Here, all
-    chunks have the same size, for any model and any V.
+    Streaming DiLoCo exchanges some layers of a model at a time. Here, a chunk has a
+    part of every layer, and all chunks have the same size, for any model and any V.
 
     Args:
       loss_fn: As for `make_train_step`.
@@ -82,7 +83,7 @@ def make_local_step(
       sync_every: Number of steps H of a round, at least 1. "auto" takes as many as hide
         an exchange: `train.init` times both. Checkpoints keep the number.
       overlap_steps: Number of steps V of a round that hide its exchange, from 0 to H.
-        `None` is H, so that an exchange is always under way.
+        `None` is H, so that every step has a chunk beside it.
       warmup_steps: Number of synchronous steps before the first round. They sum
         gradients exactly, and nothing hides the sum. In these steps, `info.loss` is the
         loss of the step itself, and `info.grad_norm` is the norm of the mean gradient.
@@ -144,11 +145,12 @@ def make_local_step(
         weight_prediction=False,
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
     )
+    checked = check_all_reduce(all_reduce, axis_name, several=False)
     config = StepConfig(
         step=replicated_step(settings),
         mesh=mesh,
         width=1,
-        all_reduce=check_all_reduce(all_reduce, axis_name, several=False).phases[-1],
+        all_reduce=check_of_chunks(checked.phases[-1]),
         donate=check_flag("donate", donate),
     )
     outer = optax.sgd(1.0) if outer_tx is None else check_outer(outer_tx)
@@ -159,7 +161,7 @@ def make_local_step(
 
 def _schedule(
     sync_every: int | Literal["auto"], overlap_steps: int | None
-) -> Schedule | None:
+) -> RoundSchedule | None:
     """Returns which steps of a round have a chunk, or `None` if it is timed."""
     if isinstance(sync_every, str):
         if sync_every != "auto" or overlap_steps is not None:
@@ -168,13 +170,5 @@ def _schedule(
                 f" which is then as long; got {sync_every!r} and {overlap_steps!r}."
             )
         return None
-    every = check_count("sync_every", sync_every, 1)
-    if overlap_steps is None:
-        return Schedule(every, every)
-    overlap = check_count("overlap_steps", overlap_steps, 0)
-    if overlap > every:
-        raise ValueError(
-            "`overlap_steps` must be at most `sync_every`: a step has at most one chunk"
-            f" beside it. Got {overlap} and {every}."
-        )
-    return Schedule(every, overlap)
+    overlap = sync_every if overlap_steps is None else overlap_steps
+    return RoundSchedule(sync_every, overlap)

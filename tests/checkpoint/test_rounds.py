@@ -128,14 +128,15 @@ def test_other_rounds_are_refused(tmp_path, settings, message):
 
 
 @pytest.mark.parametrize("groups", [2, 4])
-def test_timed_rounds_are_restored(tmp_path, groups):
-    """A step that times its rounds takes their length from the checkpoint."""
-    train, params = made(sync_every=3)
+@pytest.mark.parametrize(("every", "overlap"), [(3, 3), (6, 3), (2, 0)])
+def test_timed_rounds_are_restored(tmp_path, groups, every, overlap):
+    """A step that times its rounds takes those of the checkpoint."""
+    train, params = made(sync_every=every, overlap_steps=overlap)
     state = run(train, train.init(params), 7)
     saved(tmp_path, train, state)
     timed, params = made(groups=groups, sync_every="auto", overlap_steps=None)
     found = restored(tmp_path, timed, params)
-    assert len(found.state.shared.anchor) == 3
+    assert found.state.shared.form.schedule == train.rounds.config.schedule
     wanted = state if groups == 2 else train.drain(state)[0]
     close(found.state.params, wanted.params)
     if groups == 2:

@@ -49,6 +49,20 @@ def test_doctor_measures_the_model_of_a_user(tmp_path, capsys):
     assert picture.startswith(PNG)
 
 
+def test_doctor_prints_a_local_step_for_a_short_compute(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "short_model.py"
+    path.write_text(MODEL)
+    # No exchange of 48 parameters takes less than a microsecond.
+    monkeypatch.setattr(Model, "of", lambda *_: Model(48, 1e-3))
+    code, found, _ = doctor(tmp_path, "--model", f"{path}:step")
+    assert code == 0
+    best = found["local_steps"][0]
+    assert best["overlap_steps"] == best["sync_every"] > 1
+    printed = capsys.readouterr().out
+    assert f"    sync_every={best['sync_every']}," in printed
+    assert "train = pj.make_local_step(" in printed
+
+
 @pytest.mark.full  # it measures a larger model than its own
 def test_doctor_accepts_a_model_in_numbers(tmp_path, capsys):
     code, found, _ = doctor(tmp_path, "--parameters", "300M", "--compute-ms", "250")

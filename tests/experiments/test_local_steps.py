@@ -63,12 +63,12 @@ def test_run_ends_with_the_test_loss_of_the_anchor(every, overlap, tmp_path):
 def test_cells_are_changes_from_the_synchronous_run_of_the_seed():
     def cell(every, overlap, seed, loss):
         rounds = {"sync_every": every, "overlap_steps": overlap, "seed": seed}
-        return {"task": "text", "optimizer": "adamw", **rounds, "test_loss": loss}
+        return {"task": "mnist", "optimizer": "adamw", **rounds, "test_loss": loss}
 
-    cells = [cell(1, 0, 0, 2.0), cell(1, 0, 1, 3.0), cell(4, 0, 0, 2.5)]
-    cells += [cell(4, 0, 1, 3.7), cell(4, 4, 0, None)]
+    cells = [cell(1, 0, 0, 0.2), cell(1, 0, 1, 0.3), cell(4, 0, 0, 0.25)]
+    cells += [cell(4, 0, 1, 0.37), cell(4, 4, 0, None)]
     _, row = accuracy.rows(cells)
-    assert row == ["text", "adamw", "2.500", "4", "+0.600 ± 0.100", "+inf"]
+    assert row == ["mnist", "adamw", "0.250", "4", "+0.060 ± 0.010", "diverged"]
 
 
 def test_runs_have_the_tuned_rate():

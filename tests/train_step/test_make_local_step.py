@@ -1,5 +1,6 @@
 """Tests that arguments of `make_local_step` are checked."""
 
+import jax
 import optax
 import pytest
 
@@ -10,6 +11,7 @@ from ..helpers import loss_fn
 SCHEDULE = pj.collectives.scheduled(
     [pj.collectives.psum(), pj.collectives.two_shot()], [100]
 )
+LOW_RANK = pj.codecs.error_feedback(pj.codecs.power_sgd(2, jax.random.key(0)))
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
 
 
@@ -26,6 +28,8 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
         ({"outer_tx": optax.contrib.muon(1.0)}, "`outer_tx` must work element by"),
         ({"outer_tx": CLIPPED}, "`outer_tx` must work element by"),
         ({"all_reduce": SCHEDULE}, "`all_reduce` must be one algorithm"),
+        ({"all_reduce": pj.collectives.psum(LOW_RANK)}, "codec that compresses vec"),
+        ({"all_reduce": pj.collectives.tree(LOW_RANK)}, "codec that compresses vec"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

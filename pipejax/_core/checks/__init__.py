@@ -25,6 +25,7 @@ from ._settings import check_flag as check_flag
 from ._settings import check_floating as check_floating
 from ._settings import check_gather_codec as check_gather_codec
 from ._settings import check_mesh as check_mesh
+from ._settings import check_of_chunks as check_of_chunks
 from ._settings import check_outer as check_outer
 from ._settings import check_prediction as check_prediction
 from ._settings import check_sharded_optimizer as check_sharded_optimizer

@@ -3,6 +3,7 @@
 Each error message names the argument, the rule, the value and the remedy.
 """
 
+import dataclasses
 import operator
 from typing import Any, Literal
 
@@ -168,6 +169,21 @@ def check_all_reduce(
     for phase in schedule.phases:
         phase.check_axes(axis_name)
     return schedule
+
+
+def check_of_chunks(all_reduce: AllReduce) -> AllReduce:
+    """Returns an algorithm; raises a `ValueError` if its codec needs whole arrays."""
+    for field in dataclasses.fields(all_reduce):
+        part = getattr(all_reduce, field.name)
+        if isinstance(part, AllReduce):
+            check_of_chunks(part)
+        if isinstance(part, Codec) and part.needs_leaves:
+            raise ValueError(
+                "`all_reduce` must have a codec that compresses vectors, because chunks"
+                f" of parameters are vectors; got {part!r:.200}. For example"
+                " pj.collectives.two_shot(pj.codecs.error_feedback(pj.codecs.int4()))."
+            )
+    return all_reduce
 
 
 def check_tx(tx: Any, name: str = "tx") -> Any:

@@ -18,7 +18,7 @@ from ._fused import Fused as Fused
 from ._fused_rounds import FusedRounds as FusedRounds
 from ._host import Host as Host
 from ._host_rounds import HostRounds as HostRounds
-from ._initial_rounds import rechunked as rechunked
+from ._initial_rounds import rescheduled as rescheduled
 from ._initial_rounds import round_codec_states as round_codec_states
 from ._initial_rounds import round_shapes as round_shapes
 from ._options import compiler_options as compiler_options

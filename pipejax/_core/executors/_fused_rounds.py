@@ -24,7 +24,7 @@ from ._round_config import (
     Outcome,
     RoundConfig,
     RoundReads,
-    Sends,
+    SentChunk,
     StepKind,
     Trained,
     model_of,
@@ -109,7 +109,7 @@ class FusedRounds:
         args = moves.local, moves.reported, inputs
         if moves.due is None:
             return compute(*args), Outcome()
-        sent = self.config.sends(kind, moves, reads)
+        sent = self.config.sent(kind, moves, reads)
         before, exchange = moves.due.codec_states, self._sum(sent, reads)
         value, after, trained = interleave(
             exchange.start, before, exchange.stages, compute, *args
@@ -125,11 +125,11 @@ class FusedRounds:
     ) -> Outcome:
         """Runs one group's part of an exchange without a step."""
         assert moves.due is not None
-        sent = self.config.sends(kind, moves, reads)
+        sent = self.config.sent(kind, moves, reads)
         summed = self._sum(sent, reads).run(moves.due.codec_states)
         return self.config.after(model_of(moves.local), moves.due, sent, reads, summed)
 
-    def _sum(self, sent: Sends, reads: RoundReads) -> Exchange:
+    def _sum(self, sent: SentChunk, reads: RoundReads) -> Exchange:
         config = self.config.inner
         message = self.config.message(*sent, reads.form)
         return averaging(message, jnp.array(True), config.sums_by, config.axis_name)

@@ -25,7 +25,7 @@ from ._round_config import (
     Outcome,
     RoundConfig,
     RoundReads,
-    Sends,
+    SentChunk,
     StepKind,
     Trained,
     model_of,
@@ -51,7 +51,7 @@ class HostRounds:
         self._own_collectives.check(program, *taken)
         if not kind.exchanges:
             return program(*taken), Outcome()
-        sent = self._sends[kind](moves, reads)
+        sent = self._sent[kind](moves, reads)
         summed = self._begun(sent, moves, reads)
         trained = program(*taken)
         outcome = self._after[kind](
@@ -62,7 +62,7 @@ class HostRounds:
 
     def exchange(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Outcome:
         """Exchanges a chunk with no step beside it, and applies it."""
-        sent = self._sends[kind](moves, reads)
+        sent = self._sent[kind](moves, reads)
         summed = self._begun(sent, moves, reads).result()
         return self._after[kind](model_of(moves.local), moves.due, sent, reads, summed)
 
@@ -79,7 +79,7 @@ class HostRounds:
         return reduction_mesh(self.config.inner.mesh, self.config.inner.axis_name)
 
     def _begun(
-        self, sent: Sends, moves: Moves, reads: RoundReads
+        self, sent: SentChunk, moves: Moves, reads: RoundReads
     ) -> Future[tuple[Reduced, CodecStates]]:
         """Hands a chunk to the thread, which sums it."""
         assert moves.due is not None
@@ -96,14 +96,14 @@ class HostRounds:
         return OwnCollectives(self.config.inner.mesh)
 
     @functools.cached_property
-    def _sends(self) -> dict[StepKind, jax.stages.Wrapped]:
+    def _sent(self) -> dict[StepKind, jax.stages.Wrapped]:
         """Returns the program of what a group sends, of each kind of exchange."""
         config = self.config.inner
         own: Any = P(config.axis_name)
 
         def program(kind: StepKind) -> jax.stages.Wrapped:
             moves, reads, _, _ = self.config.specs(kind)
-            local = functools.partial(self.config.sends, kind)
+            local = functools.partial(self.config.sent, kind)
             return jax.jit(config.on_mesh(local, (moves, reads), own))
 
         return {kind: program(kind) for kind in KINDS if kind.exchanges}

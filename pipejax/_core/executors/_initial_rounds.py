@@ -20,6 +20,7 @@ from pipejax._core.rounds import (
 )
 from pipejax._core.step import Common, inner_state_specs
 from pipejax._internal.mesh import auto_mesh
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.shards import optimizer_specs
 from pipejax._internal.types import Tree
 
@@ -30,7 +31,7 @@ from ._round_config import RoundConfig, stacked
 def initial_rounds(
     config: RoundConfig,
     reduction_mesh: Mesh,
-    chunks: int,
+    schedule: RoundSchedule,
     common: Common,
     like: RoundPassengers,
     *,
@@ -41,7 +42,7 @@ def initial_rounds(
     Args:
       config: The rounds.
       reduction_mesh: The mesh that sums the chunks.
-      chunks: The number of chunks.
+      schedule: Which steps of a round have a chunk beside them.
       common: What a group trains, with its counters and keys, or the shapes.
       like: The form of what a group sends with a round. Its changes have `None` in
         place of each leaf of the model state that is not averaged.
@@ -52,7 +53,7 @@ def initial_rounds(
     """
     inner = config.inner
     own: Any = P(inner.axis_name)
-    form = Form.of(common, like.changes, inner.mesh, inner.axis_name, chunks)
+    form = Form.of(common, like.changes, inner.mesh, inner.axis_name, schedule)
 
     def local(common: Common) -> tuple[Shared, GroupState]:
         zero = jnp.zeros((), jnp.int32)
@@ -121,9 +122,9 @@ def round_shapes(
     )
 
 
-def rechunked(config: RoundConfig, shared: Shared, chunks: int) -> Shared:
-    """Returns the shapes of what is the same on all groups, in so many chunks."""
-    form = dataclasses.replace(shared.form, chunks=chunks)
+def rescheduled(config: RoundConfig, shared: Shared, schedule: RoundSchedule) -> Shared:
+    """Returns the shapes of what is the same on all groups, with another schedule."""
+    form = dataclasses.replace(shared.form, schedule=schedule)
 
     def local(before: Sequence[Chunk]) -> tuple[tuple[Chunk, ...], tuple[Tree, ...]]:
         anchor = form.chunked(shared.form.whole(before))

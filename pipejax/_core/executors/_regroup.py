@@ -55,7 +55,7 @@ def regrouped(
     report = jax.eval_shape(lambda x: x, state.own.reported)
     report = jax.tree.map(lambda x: x.update(shape=(x.shape[0] // before,)), report)
     like = RoundPassengers(report, _averaged(state.shared))
-    args = config, reduction_mesh, state.shared.form.chunks
+    args = config, reduction_mesh, state.shared.form.schedule
     shapes = initial_rounds(*args, form[1], like, abstract=True)
     places = jax.tree.map(lambda x: x.sharding, shapes.shared)
     found = jax.jit(program, out_shardings=(places, None, None))

@@ -19,7 +19,6 @@ from pipejax._core.rounds import (
     GroupModel,
     LocalInfo,
     RoundPassengers,
-    Schedule,
     agreed_on,
     arrived,
     changes_of,
@@ -30,6 +29,7 @@ from pipejax._core.rounds import (
 )
 from pipejax._core.step import Common, Inputs, info_of
 from pipejax._internal.mesh import inner_axes
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.shards import UNSHARDED, Shards
 from pipejax._internal.types import CodecStates, ModelState, Tree
 
@@ -84,7 +84,7 @@ class RoundReads(NamedTuple):
     form: Form
 
 
-class Sends(NamedTuple):
+class SentChunk(NamedTuple):
     """The part of a round that a group sends in one exchange.
 
     Attributes:
@@ -132,19 +132,19 @@ class RoundConfig:
 
     Attributes:
       inner: The configuration of a step of one group, and of the exchange.
-      schedule: Which steps have a chunk beside them. `None` leaves this to the state: a
-        round has as many steps as there are chunks.
+      schedule: Which steps of a round have a chunk beside them. `None` leaves this to
+        the state.
       warmup_steps: Number of synchronous steps before the first round.
     """
 
     inner: StepConfig
     outer_tx: optax.GradientTransformation
-    schedule: Schedule | None
+    schedule: RoundSchedule | None
     warmup_steps: int = 0
 
-    def schedule_of(self, form: Form) -> Schedule:
+    def schedule_of(self, form: Form) -> RoundSchedule:
         """Returns the schedule of a state with this form."""
-        return self.schedule or Schedule(form.chunks, form.chunks)
+        return self.schedule or form.schedule
 
     @property
     def chunk_spec(self) -> P:
@@ -165,17 +165,17 @@ class RoundConfig:
             )
         return message_of(chunk, sent, shards)
 
-    def sends(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Sends:
+    def sent(self, kind: StepKind, moves: Moves, reads: RoundReads) -> SentChunk:
         """Returns the part of a round that one group sends beside a step."""
         assert moves.due is not None
         assert reads.number is not None
         form, local = reads.form, alone(moves.local)
         chunk = difference(form, moves.due.anchor, local.trainable.params, reads.number)
         if not kind.reports:
-            return Sends(chunk, None)
+            return SentChunk(chunk, None)
         report = jax.tree.map(lambda x: x / reads.steps, moves.reported)
         changes = changes_of(form, local.model_state, reads.agreed)
-        return Sends(chunk, RoundPassengers(report, changes))
+        return SentChunk(chunk, RoundPassengers(report, changes))
 
     def train(
         self, kind: StepKind, local: Common, reported: Passengers, inputs: Inputs
@@ -193,7 +193,7 @@ class RoundConfig:
         self,
         model: GroupModel,
         due: ChunkState,
-        sent: Sends,
+        sent: SentChunk,
         reads: RoundReads,
         summed: tuple[Reduced, CodecStates],
     ) -> Outcome:

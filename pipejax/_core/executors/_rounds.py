@@ -17,12 +17,12 @@ from pipejax._core.rounds import (
     Position,
     RoundInfo,
     RoundPassengers,
-    Schedule,
     Shared,
     at_agreed,
 )
 from pipejax._core.step import Common, Inputs, check_not_donated
 from pipejax._internal.mesh import inner_axes
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.types import ModelState
 
 from ._choose import choose_rounds
@@ -74,7 +74,7 @@ class Rounds:
         common: Common,
         like: RoundPassengers,
         *,
-        chunks: int | None = None,
+        schedule: RoundSchedule | None = None,
         abstract: bool = False,
     ) -> LocalState:
         """Returns the state in which all groups begin with what is common to them.
@@ -82,15 +82,16 @@ class Rounds:
         Args:
           common: What a group trains, with its counters and keys, or the shapes.
           like: The form of what a group sends with a round.
-          chunks: The number of chunks; by default that of the schedule, or 1.
+          schedule: The schedule, if that of the configuration is `None`. The default is
+            a round of one step.
           abstract: Whether to return shapes with shardings in place of arrays.
 
         Returns:
           A `LocalState`.
         """
         mesh = self.executor.reduction_mesh
-        known = self.config.schedule.chunks if self.config.schedule else 1
-        args = self.config, mesh, chunks or known, common, like
+        schedule = self.config.schedule or schedule or RoundSchedule(1, 1)
+        args = self.config, mesh, schedule, common, like
         return initial_rounds(*args, abstract=abstract)
 
     def steps_to_hide(self, state: LocalState, inputs: Inputs) -> int:
@@ -100,8 +101,7 @@ class Rounds:
         is left as it is.
         """
         inner = dataclasses.replace(self.config.inner, donate=False)
-        config = dataclasses.replace(self.config, inner=inner, schedule=Schedule(1, 0))
-        trial = Rounds(config, self.asked)
+        trial = Rounds(dataclasses.replace(self.config, inner=inner), self.asked)
         step = functools.partial(trial._trained, state, TRAINS, None, inputs)
         exchange = functools.partial(trial._exchanged, state)
         return steps_to_hide(step, exchange)
@@ -161,7 +161,7 @@ class Rounds:
             "inner axes": (state.local.shards.inner, inner_axes(mesh, axis)),
             "groups": (state.groups, config.inner.devices),
             "chunks, as `overlap_steps` says": (
-                len(state.shared.anchor),
+                state.shared.form.chunks,
                 config.schedule_of(state.shared.form).chunks,
             ),
         }

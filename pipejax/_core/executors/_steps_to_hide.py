@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 from pipejax._internal.types import Tree
 
 MARGIN = 1.25
-"""The steps that are taken for each step that hides an exchange, because times vary."""
+"""The factor on the number of steps that would just hide an exchange. Times vary."""
 ROUNDS = 5
 
 

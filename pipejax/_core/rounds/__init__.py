@@ -15,7 +15,6 @@ from ._round import inner_step as inner_step
 from ._round import message_of as message_of
 from ._round import reporting as reporting
 from ._round import synchronous_step as synchronous_step
-from ._schedule import Schedule as Schedule
 from ._state import Form as Form
 from ._state import GroupModel as GroupModel
 from ._state import GroupState as GroupState

@@ -51,7 +51,8 @@ def sliced(tree: Tree, number: ArrayLike, count: int, specs: Sequence[P] = ()) -
                 found.setdefault(part.dtype, []).append(piece)
         return {name: jnp.concatenate(pieces) for name, pieces in found.items()}
 
-    return _on_shards(own, (list(specs), P()), P, specs)(leaves, jnp.int32(number))
+    args = list(specs), P()
+    return _on_shards(own, args, _split(specs), specs)(leaves, jnp.int32(number))
 
 
 def added(
@@ -82,9 +83,8 @@ def added(
                 found[place] = vector[: leaf.size].reshape(leaf.shape)
         return [found[place] for place in range(len(leaves))]
 
-    inner = _inner(specs)
-    args = list(specs), P(inner), P()
-    moved = _on_shards(own, args, lambda _: list(specs), specs)
+    args = list(specs), _split(specs), P()
+    moved = _on_shards(own, args, list(specs), specs)
     return jax.tree.unflatten(structure, moved(leaves, chunk, jnp.int32(number)))
 
 
@@ -103,9 +103,8 @@ def whole(chunks: Sequence[Chunk], like: Tree, specs: Sequence[P] = ()) -> Any:
                 found[place] = vector[: math.prod(form.shape)].reshape(form.shape)
         return [found[place] for place in range(len(leaves))]
 
-    inner = P(_inner(specs))
-    found = _on_shards(own, (inner,), lambda _: list(specs), specs)(chunks)
-    return jax.tree.unflatten(structure, found)
+    found = _on_shards(own, (_split(specs),), list(specs), specs)
+    return jax.tree.unflatten(structure, found(chunks))
 
 
 class _Part(NamedTuple):
@@ -177,10 +176,11 @@ def _padded(leaf: jax.Array, length: int) -> jax.Array:
     return jnp.pad(vector, (0, length - vector.size))
 
 
-def _inner(specs: Sequence[P]) -> tuple[str, ...]:
-    return group_axes()[1] if specs else ()
+def _split(specs: Sequence[P]) -> P:
+    """Returns how the devices of a group divide a chunk."""
+    return P(group_axes()[1]) if specs else P()
 
 
 def _on_shards(own: Any, args: Any, result: Any, specs: Sequence[P]) -> Any:
     """Runs a function on the shards of each device of a group, if it has several."""
-    return on_shards(own, args, result(_inner(specs))) if specs else own
+    return on_shards(own, args, result) if specs else own

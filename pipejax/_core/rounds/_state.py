@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from pipejax._core.message import Passengers
 from pipejax._core.step import Common, check_not_donated
 from pipejax._internal.mesh import AxisName, auto_mesh, on_mesh, without_mesh
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.structures import of_leaves
 from pipejax._internal.types import CodecStates, ModelState, Tree
 
@@ -32,7 +33,7 @@ class Form:
       specs: How a group shards each parameter. Empty without inner axes.
       mesh: The mesh of all groups.
       axis_name: Mesh axis of the groups, or a tuple of axes.
-      chunks: Number of chunks in which parameters are exchanged.
+      schedule: Which steps of a round have a chunk beside them.
       averaged: For each leaf of the model state, whether rounds average it.
       changes: How a group shards each leaf that rounds average. Empty without inner
         axes.
@@ -43,13 +44,18 @@ class Form:
     specs: tuple[P, ...]
     mesh: Mesh
     axis_name: AxisName
-    chunks: int
+    schedule: RoundSchedule
     averaged: tuple[bool, ...] = ()
     changes: tuple[P, ...] = ()
 
     @classmethod
     def of(
-        cls, common: Common, changes: Tree, mesh: Mesh, name: AxisName, chunks: int
+        cls,
+        common: Common,
+        changes: Tree,
+        mesh: Mesh,
+        name: AxisName,
+        schedule: RoundSchedule,
     ) -> "Form":
         """Returns the form of what a group trains.
 
@@ -67,7 +73,7 @@ class Form:
             specs=common.shards.params,
             mesh=mesh,
             axis_name=name,
-            chunks=chunks,
+            schedule=schedule,
             averaged=tuple(jax.tree.leaves(there)),
             changes=of_leaves(common.shards.model_state, common.model_state, changes),
         )
@@ -76,6 +82,11 @@ class Form:
         """Returns for each leaf of the model state whether rounds average it."""
         structure = jax.tree.structure(model_state)
         return jax.tree.unflatten(structure, self.averaged)
+
+    @property
+    def chunks(self) -> int:
+        """Returns the number of chunks in which parameters are exchanged."""
+        return self.schedule.chunks
 
     def chunked(self, params: optax.Params) -> tuple[Chunk, ...]:
         """Returns parameters in chunks, inside the program of a group."""

@@ -6,10 +6,11 @@ import numpy as np
 import optax
 
 import pipejax as pj
-from pipejax._core.executors._round_config import RoundReads, Sends, alone, stacked
+from pipejax._core.executors._round_config import RoundReads, SentChunk, alone, stacked
 from pipejax._core.message import Message, Passengers, Reduced
 from pipejax._core.rounds import ChunkState, Form, GroupModel, RoundPassengers
 from pipejax._core.step import Common, Trainable
+from pipejax._internal.round_schedule import RoundSchedule
 
 from ...helpers import loss_fn
 
@@ -36,9 +37,9 @@ def test_last_chunk_moves_a_group_but_keeps_the_progress_since():
     outer = optax.sgd(1.0).init(anchor)
     due = ChunkState(anchor, outer, jnp.int32(0), {})
     trained = Common(Trainable(jnp.zeros(2), None), jnp.zeros(()), None, None, None)
-    form = Form.of(trained, jnp.zeros(1), pj.data_mesh(2), "data", 2)
+    form = Form.of(trained, jnp.zeros(1), pj.data_mesh(2), "data", RoundSchedule(2, 2))
     report = Passengers.of(jnp.float32(4), None)
-    sent = Sends(difference, RoundPassengers(report, jnp.array([1.5])))
+    sent = SentChunk(difference, RoundPassengers(report, jnp.array([1.5])))
     reads = RoundReads(np.int32(1), np.int32(2), jnp.float32(6), form)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, jnp.array([1.0]), report)
     summed = Reduced.of(total, jnp.array(True)), {}

@@ -12,6 +12,7 @@ from pipejax import checkpoint
 from pipejax._core.message import Message, Reduced
 from pipejax._core.rounds import Form, agreed_on, at_agreed, changes_of
 from pipejax._core.step import Common, Trainable
+from pipejax._internal.round_schedule import RoundSchedule
 
 from ...grid import grid
 from ...groups import batches, loss_fn, params
@@ -28,7 +29,7 @@ AGREED = {"mean": jnp.array([2.0, 2.0]), "count": jnp.int32(4), "mask": OWN["mas
 def form():
     common = Common(Trainable(jnp.zeros(2), None), OWN, None, None, None)
     changes = {"mean": jnp.zeros(2), "count": None, "mask": None}
-    return Form.of(common, changes, pj.data_mesh(2), "data", 1)
+    return Form.of(common, changes, pj.data_mesh(2), "data", RoundSchedule(1, 0))
 
 
 def test_changes_have_averaged_leaves_alone():

@@ -11,6 +11,7 @@ import pipejax as pj
 from pipejax._core.rounds import Form, Shared
 from pipejax._core.step import Common, Trainable
 from pipejax._internal.mesh import on_mesh
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.shards import Shards
 
 from ...groups import SPLITS, mesh_of, params, placed
@@ -18,10 +19,10 @@ from ...groups import SPLITS, mesh_of, params, placed
 PARAMS = {"a": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float32)}
 
 
-def form_of(params, mesh=None, name="data", specs=(), chunks=3):
+def form_of(params, mesh=None, name="data", specs=()):
     trained = Trainable(params, None, shards=Shards(params=specs))
     common = Common(trained, None, None, None, None)
-    return Form.of(common, None, mesh or pj.data_mesh(2), name, chunks)
+    return Form.of(common, None, mesh or pj.data_mesh(2), name, RoundSchedule(3, 3))
 
 
 def test_anchor_has_the_shapes_of_the_parameters():
