@@ -7,7 +7,8 @@ import pytest
 import tyro
 
 from experiments import learning
-from experiments.local_steps import accuracy, cluster
+from experiments.local_steps import _learn, accuracy, cluster, equal_time
+from experiments.local_steps._learn import SYNCHRONOUS, Method, known_as, local
 from experiments.local_steps._member import makers, turn
 from experiments.methods import Local, Problem
 from experiments.report import result
@@ -48,31 +49,50 @@ def test_command_in_the_documents_has_its_result():
     assert f"`{found['command']}`" in page.read_text()
 
 
-@pytest.mark.parametrize(("every", "overlap"), [(1, 0), (2, 0), (2, 2)])
-def test_run_ends_with_the_test_loss_of_the_anchor(every, overlap, tmp_path):
+@pytest.mark.parametrize("method", [Method("pipeline", 2), local(2, 2, "int4")])
+def test_run_ends_with_the_test_loss_of_the_anchor(method, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 60)
-    task = learning.characters(text, batch_size=8, steps=25)
-    run = {"optimizer": "adamw", "rate": 0.01, "seed": 0}
-    run |= {"sync_every": every, "overlap_steps": overlap}
-    found = accuracy.trained(task, run)
+    task = learning.characters(text, batch_size=8, steps=26)
+    run = {**known_as("shakespeare", "adamw", 26, method), "rate": 0.01, "seed": 0}
+    found = _learn.trained(task, run)
     assert len(found["losses"]) == 25
     assert found["test_loss"] < found["losses"][0]
 
 
-def test_cells_are_changes_from_the_synchronous_run_of_the_seed():
-    def cell(every, overlap, seed, loss):
-        rounds = {"sync_every": every, "overlap_steps": overlap, "seed": seed}
-        return {"task": "mnist", "optimizer": "adamw", **rounds, "test_loss": loss}
+def cell(method, seed, loss, steps=100):
+    known = known_as("mnist", "adamw", steps, method)
+    return {**known, "seed": seed, "test_loss": loss}
 
-    cells = [cell(1, 0, 0, 0.2), cell(1, 0, 1, 0.3), cell(4, 0, 0, 0.25)]
-    cells += [cell(4, 0, 1, 0.37), cell(4, 4, 0, None)]
+
+def test_cells_are_changes_from_the_synchronous_run_of_the_seed():
+    cells = [cell(SYNCHRONOUS, 0, 0.2), cell(SYNCHRONOUS, 1, 0.3)]
+    cells += [cell(local(4, 0), 0, 0.25), cell(local(4, 0), 1, 0.37)]
+    cells += [cell(local(4, 4), 0, None), cell(local(4, 4, "int8"), 1, 0.31)]
     _, row = accuracy.rows(cells)
-    assert row == ["mnist", "adamw", "0.250", "4", "+0.060 ± 0.010", "diverged"]
+    ended = ["+0.060 ± 0.010", "diverged", "+0.010", "", "", ""]
+    assert row == ["mnist", "adamw", "0.250", "4", *ended]
 
 
 def test_runs_have_the_tuned_rate():
     tuning = result("convergence")["runs"]
     found = list(accuracy.runs(accuracy.Config(seeds=(0, 1)), tuning))
-    assert len(found) == 2 * 2 * 7
+    assert len(found) == 2 * 2 * (1 + 3 * 6)
     assert {run["rate"] for run in found} == {0.008}
+
+
+def test_fewer_steps_fit_beside_exchanges_at_once():
+    hidden, *at_once = equal_time.contenders(4, 1000)
+    assert hidden == (1000, local(4, 4))
+    # Of 8 steps and an exchange, 8/12 are steps.
+    assert at_once[0] == (667, local(8, 0))
+
+
+def test_best_round_at_once_is_compared_after_equal_time():
+    hidden, *at_once = equal_time.contenders(4, 1000)
+    cells = [cell(hidden[1], seed, 0.2 + seed, hidden[0]) for seed in (0, 1)]
+    for (steps, method), loss in zip(at_once, (0.5, 0.3, 0.4), strict=True):
+        cells += [cell(method, seed, loss + seed, steps) for seed in (0, 1)]
+    _, row = equal_time.rows(cells, 1000)
+    losses = ["0.700", "0.800", "16", "-0.100 ± 0.000"]
+    assert row == ["mnist", "adamw", "4", *losses]
