@@ -83,8 +83,6 @@ def main(config: Config) -> None:
     found = {
         name: make(config.problem) for name, make in makers(config.sync_every).items()
     }
-    for method in found.values():
-        turn(method, batch, 1)  # compile
     turns: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(config.rounds):
         for name, method in found.items():

@@ -13,3 +13,4 @@ from ._named import NotInstalledError as NotInstalledError
 from ._named import make as make
 from ._pipejax import Pipejax as Pipejax
 from ._problem import Problem as Problem
+from ._text_problem import TextProblem as TextProblem

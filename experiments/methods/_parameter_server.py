@@ -23,6 +23,7 @@ from jax.flatten_util import ravel_pytree
 
 from ._method import Batch, Method
 from ._problem import Problem
+from ._text_problem import TextProblem
 
 PATIENCE = 60.0  # seconds for which a worker tries to reach the server
 
@@ -30,7 +31,7 @@ PATIENCE = 60.0  # seconds for which a worker tries to reach the server
 class AsynchronousServer(Method):
     """A worker and, on the first host, also the server."""
 
-    def __init__(self, problem: Problem, port: int) -> None:
+    def __init__(self, problem: Problem | TextProblem, port: int) -> None:
         place = os.environ["MASTER_ADDR"], port
         flat, unravel = ravel_pytree(problem.start)
         self._unravel: Any = unravel

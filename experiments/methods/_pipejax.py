@@ -8,8 +8,7 @@ import pipejax as pj
 from pipejax.codecs import Linear
 from pipejax.collectives import AllReduce
 
-from ._method import Batch, Method
-from ._problem import Problem
+from ._method import Batch, Method, Trainable
 
 
 class Stepped(Method):
@@ -46,7 +45,7 @@ class Pipejax(Stepped):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Trainable,
         width: int,
         all_reduce: AllReduce,
         *,

@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from experiments import data, models
 
-from ._method import Batch
+from ._method import Batch, flags
 
 Model = Literal["softmax", "mlp", "wide_mlp", "cnn", "alexnet", "resnet18"]
 Images = Literal["digits", "mnist", "cifar10", "cifar100", "imagenet2012"]
@@ -87,11 +87,7 @@ class Problem:
 
     def flags(self, prefix: str = "--problem.") -> list[str]:
         """Returns the flags of this problem for the command line of another program."""
-        return [
-            argument
-            for name, value in dataclasses.asdict(self).items()
-            for argument in (prefix + name.replace("_", "-"), str(value))
-        ]
+        return flags(self, prefix)
 
     @functools.cached_property
     def start(self) -> Any:

@@ -1,0 +1,1 @@
+"""Races ways to train on text, on emulated hosts with slow links."""
