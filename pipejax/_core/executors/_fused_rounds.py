@@ -114,9 +114,9 @@ class FusedRounds:
         value, after, trained = interleave(
             exchange.start, before, exchange.stages, compute, *args
         )
-        summed = exchange.finish(value, after, before)
-        model = model_of(trained.local)
-        outcome = self.config.after(model, moves.due, sent, reads, summed)
+        reduced, states = exchange.finish(value, after, before)
+        model, due = model_of(trained.local), moves.due._replace(codec_states=states)
+        outcome = self.config.after(model, due, sent, reads, reduced)
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
 
@@ -126,8 +126,9 @@ class FusedRounds:
         """Runs one group's part of an exchange without a step."""
         assert moves.due is not None
         sent = self.config.sent(kind, moves, reads)
-        summed = self._sum(sent, reads).run(moves.due.codec_states)
-        return self.config.after(model_of(moves.local), moves.due, sent, reads, summed)
+        reduced, states = self._sum(sent, reads).run(moves.due.codec_states)
+        model, due = model_of(moves.local), moves.due._replace(codec_states=states)
+        return self.config.after(model, due, sent, reads, reduced)
 
     def _sum(self, sent: SentChunk, reads: RoundReads) -> Exchange:
         config = self.config.inner

@@ -6,16 +6,16 @@ compute. The step ends when both are done.
 
 import dataclasses
 import functools
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Reduced, valid_at_once
+from pipejax._core.message import valid_at_once
+from pipejax._core.rounds import GroupModel
 from pipejax._core.step import Inputs, inputs_over
-from pipejax._internal.types import CodecStates
 
 from ._by_copy import reduction_mesh
 from ._own_collectives import OwnCollectives
@@ -25,7 +25,6 @@ from ._round_config import (
     Outcome,
     RoundConfig,
     RoundReads,
-    SentChunk,
     StepKind,
     Trained,
     model_of,
@@ -51,20 +50,15 @@ class HostRounds:
         self._own_collectives.check(program, *taken)
         if not kind.exchanges:
             return program(*taken), Outcome()
-        sent = self._sent[kind](moves, reads)
-        summed = self._begun(sent, moves, reads)
+        applied = self._begun(kind, moves, reads)
         trained = program(*taken)
-        outcome = self._after[kind](
-            model_of(trained.local), moves.due, sent, reads, summed.result()
-        )
+        outcome = applied(model_of(trained.local))
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
 
     def exchange(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Outcome:
         """Exchanges a chunk with no step beside it, and applies it."""
-        sent = self._sent[kind](moves, reads)
-        summed = self._begun(sent, moves, reads).result()
-        return self._after[kind](model_of(moves.local), moves.due, sent, reads, summed)
+        return self._begun(kind, moves, reads)(model_of(moves.local))
 
     def lower(
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
@@ -79,13 +73,25 @@ class HostRounds:
         return reduction_mesh(self.config.inner.mesh, self.config.inner.axis_name)
 
     def _begun(
-        self, sent: SentChunk, moves: Moves, reads: RoundReads
-    ) -> Future[tuple[Reduced, CodecStates]]:
-        """Hands a chunk to the thread, which sums it."""
+        self, kind: StepKind, moves: Moves, reads: RoundReads
+    ) -> Callable[[GroupModel], Outcome]:
+        """Hands a chunk to the thread, which sums it.
+
+        Returns a function that waits for the sum, and applies it to the model.
+        """
         assert moves.due is not None
-        message = self.config.message(*sent, reads.form)
-        states = moves.due.codec_states
-        return submit(self._sum, None, message, states, valid_at_once())
+        # The codec states lie where the thread sums, which may be other devices.
+        states, due = moves.due.codec_states, moves.due._replace(codec_states=())
+        sent = self._sent[kind](moves._replace(due=due), reads)
+        message = self.config.message(sent.chunk, sent.passengers, reads.form)
+        summed = submit(self._sum, None, message, states, valid_at_once())
+
+        def applied(model: GroupModel) -> Outcome:
+            reduced, states = summed.result()
+            outcome = self._after[kind](model, due, sent, reads, reduced)
+            return outcome._replace(due=outcome.due._replace(codec_states=states))
+
+        return applied
 
     @functools.cached_property
     def _sum(self) -> RunExchange:
@@ -135,7 +141,7 @@ class HostRounds:
 
         def program(kind: StepKind) -> jax.stages.Wrapped:
             moves, reads, _, outcome = self.config.specs(kind)
-            specs = own, moves.due, own, reads, (whole, own)
+            specs = own, moves.due, own, reads, whole
             return jax.jit(
                 config.on_mesh(self.config.after, specs, outcome),
                 donate_argnums=(1, 2) if config.donate else (),

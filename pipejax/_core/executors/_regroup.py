@@ -115,7 +115,7 @@ def _exchanged(
         reduced = Reduced.of(message, jnp.array(True))
         due = ChunkState(anchor, outer, refused, ())
         # The correction of a group is not needed: all begin anew at the anchor.
-        due, _ = arrived(config.outer_tx, due, message.gradients, reduced, (), groups)
+        due, _ = arrived(config.outer_tx, due, message.gradients, reduced, groups)
         anchors.append(due.anchor)
         outers.append(due.outer)
         refused = due.refused

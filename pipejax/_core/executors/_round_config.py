@@ -31,7 +31,7 @@ from pipejax._core.step import Common, Inputs, info_of
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.shards import UNSHARDED, Shards
-from pipejax._internal.types import CodecStates, ModelState, Tree
+from pipejax._internal.types import ModelState, Tree
 
 from ._config import StepConfig
 
@@ -195,13 +195,16 @@ class RoundConfig:
         due: ChunkState,
         sent: SentChunk,
         reads: RoundReads,
-        summed: tuple[Reduced, CodecStates],
+        reduced: Reduced,
     ) -> Outcome:
-        """Returns what one group makes of a chunk that has been summed."""
-        groups, (reduced, _) = self.inner.devices, summed
+        """Returns what one group makes of a chunk that has been summed.
+
+        The codec states stay as they are.
+        """
+        groups = self.inner.devices
         assert reads.number is not None
         params, own = alone(model)
-        due, correction = arrived(self.outer_tx, due, sent.chunk, *summed, groups)
+        due, correction = arrived(self.outer_tx, due, sent.chunk, reduced, groups)
         params = reads.form.added(params, correction, reads.number)
         if sent.passengers is None:
             return Outcome(stacked(GroupModel(params, own)), due)

@@ -95,7 +95,6 @@ def arrived(
     state: ChunkState,
     sent: Chunk,
     reduced: Reduced,
-    states: CodecStates,
     groups: int,
 ) -> tuple[ChunkState, Chunk]:
     """Applies the mean of a chunk to the anchor.
@@ -108,12 +107,11 @@ def arrived(
       state: The state of the chunk.
       sent: The difference of this group.
       reduced: The sum over groups.
-      states: What the codecs keep.
       groups: The number of groups.
 
     Returns:
-      The state of the chunk, and the correction, which the group adds to its
-      parameters.
+      The state of the chunk, with the codec states that it had, and the correction,
+      which the group adds to its parameters.
     """
     before = state.anchor
     mean = jax.tree.map(lambda x: x / groups, reduced.sum.gradients)
@@ -126,7 +124,8 @@ def arrived(
         lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
     )
     outer = jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, state.outer)
-    return ChunkState(after, outer, state.refused + ~keep, states), correction
+    refused = state.refused + ~keep
+    return state._replace(anchor=after, outer=outer, refused=refused), correction
 
 
 def message_of(chunk: Chunk, sent: RoundPassengers | None, shards: Shards) -> Message:
