@@ -209,6 +209,7 @@ class LocalTrainStep:
         Raises:
           ValueError: As in `step`.
         """
+        self.rounds.check(state)
         inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
         return self.rounds.lower(state, inputs)
 

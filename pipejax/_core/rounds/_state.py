@@ -111,25 +111,29 @@ class Form:
     @without_mesh()
     def params(self, chunks: Sequence[Chunk]) -> Any:
         """Undoes `chunked`, outside of the programs of groups, also of shapes."""
-        if isinstance(jax.tree.leaves(chunks)[0], jax.ShapeDtypeStruct):
-            specs = self.specs or (P(),) * len(self.leaves)
-            places = [NamedSharding(self.mesh, spec) for spec in specs]
-            pairs = zip(self.leaves, places, strict=True)
-            forms = [leaf.update(sharding=place) for leaf, place in pairs]
-            return jax.tree.unflatten(self.structure, forms)
-        found = self._params(tuple(chunks)) if self.specs else self.whole(chunks)
+        if _has_shapes(chunks):
+            found = jax.tree.unflatten(self.structure, self.leaves)
+        elif self.specs:
+            found = self._params(tuple(chunks))
+        else:
+            found = self.whole(chunks)
         return self.typed(found, self.specs)
 
     @without_mesh()
     def typed(self, tree: Tree, specs: tuple[P, ...]) -> Any:
-        """Returns arrays with the axis types of the mesh, split by `specs`."""
+        """Returns arrays with the axis types of the mesh, split by `specs`.
+
+        Shapes get the sharding that arrays would have.
+        """
         leaves, structure = jax.tree.flatten(tree)
-        if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+        shapes = _has_shapes(tree)
+        if not shapes and not all(isinstance(leaf, jax.Array) for leaf in leaves):
             return tree
-        if not specs and auto_mesh(self.mesh) == self.mesh:
+        if not shapes and not specs and auto_mesh(self.mesh) == self.mesh:
             return tree
         places = [NamedSharding(self.mesh, x) for x in specs or (P(),) * len(leaves)]
-        found = [jax.device_put(*pair) for pair in zip(leaves, places, strict=True)]
+        put = _with_sharding if shapes else jax.device_put
+        found = [put(*pair) for pair in zip(leaves, places, strict=True)]
         return jax.tree.unflatten(structure, found)
 
     @without_mesh()
@@ -138,16 +142,25 @@ class Form:
         check_not_donated(tree)
         mesh = auto_mesh(self.mesh)
         places = jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), tree, specs)
-        # On CPUs, no other program with collectives may run at the same time.
-        found = jax.jit(mean_of_groups, out_shardings=places)(
-            jax.block_until_ready(tree)
-        )
         split = tuple(place.spec for place in jax.tree.leaves(places))
-        return self.typed(jax.block_until_ready(found), split)
+        if _has_shapes(tree):
+            return self.typed(jax.eval_shape(mean_of_groups, tree), split)
+        program = jax.jit(mean_of_groups, out_shardings=places)
+        # On CPUs, no other program with collectives may run at the same time.
+        found = jax.block_until_ready(program(jax.block_until_ready(tree)))
+        return self.typed(found, split)
 
     @functools.cached_property
     def _params(self) -> jax.stages.Wrapped:
         return jax.jit(on_mesh(self.whole, self.mesh, P(), P(), self.axis_name))
+
+
+def _has_shapes(tree: Tree) -> bool:
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(tree))
+
+
+def _with_sharding(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> Any:
+    return shape.update(sharding=place)
 
 
 class GroupModel(NamedTuple):

@@ -47,10 +47,17 @@ def test_anchor_has_the_shapes_of_the_parameters():
 def test_shapes_of_a_state_have_those_of_the_parameters(name, kind):
     mesh = mesh_of(2, name, kind)
     train, given = local_step(mesh), placed(mesh, name)
-    shapes = train.abstract_state(given).params
-    for key, leaf in train.init(given).params.items():
-        assert (shapes[key].shape, shapes[key].dtype) == (leaf.shape, leaf.dtype)
-        assert shapes[key].sharding == leaf.sharding
+    shapes, state = train.abstract_state(given), train.init(given)
+    for found, wanted in (
+        (shapes.params, state.params),
+        (shapes.opt_state, state.opt_state),
+        (shapes.step, state.step),
+    ):
+        assert jax.tree.structure(found) == jax.tree.structure(wanted)
+        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+        for form, leaf in pairs:
+            assert (form.shape, form.dtype) == (leaf.shape, leaf.dtype)
+            assert form.sharding == leaf.sharding
 
 
 @pytest.mark.parametrize(
