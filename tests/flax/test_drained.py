@@ -25,7 +25,7 @@ def test_gradients_in_flight_are_counted_and_refused():
 
 
 @pytest.mark.parametrize("overlap", [1, 2])
-def test_changes_of_groups_are_refused_until_they_are_exchanged(overlap):
+def test_changes_of_groups_are_refused_before_their_exchange(overlap):
     train = pj.make_local_step(
         loss_fn,
         optax.sgd(0.1),

@@ -44,7 +44,7 @@ def test_every_whole_step_has_a_chunk_and_no_step_alone(executor, every, overlap
 
 
 @pytest.mark.parametrize("overlap", [1, 2])
-def test_exchange_alone_is_that_of_a_chunk(overlap):
+def test_exchange_alone_sums_a_chunk(overlap):
     """It sums the first chunk, and leaves the state as it is."""
     train = pj.make_local_step(
         loss_fn,

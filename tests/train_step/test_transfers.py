@@ -215,7 +215,7 @@ CODED = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
 
 
 @grid(1, split=[None, "copies", "fsdp"], all_reduce=["psum", "int8"], overlap=[1, 3])
-def test_chunk_sends_what_its_compiled_program_sends(split, all_reduce, overlap):
+def test_transfers_of_a_chunk_are_in_its_compiled_program(split, all_reduce, overlap):
     """The four groups have one device each, or divide a chunk between two."""
     mesh = pj.data_mesh(4, axis_name="host") if split is None else mesh_of(4, split)
     given = groups.params() if split is None else placed(mesh, split)

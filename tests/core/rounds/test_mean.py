@@ -7,7 +7,7 @@ import pytest
 from pipejax._core.rounds import mean_of_groups
 
 
-def test_floats_are_averaged_and_counters_are_those_of_the_first():
+def test_floats_are_averaged_and_counters_taken_from_the_first():
     found = mean_of_groups(
         {
             "count": jnp.array([3, 5]),
@@ -23,7 +23,7 @@ def test_floats_are_averaged_and_counters_are_those_of_the_first():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
-def test_equal_numbers_stay_as_they_are(dtype):
+def test_equal_numbers_keep_their_bits(dtype):
     """The sum of three tenths, divided by three, may be another number."""
     x = jnp.full((3, 4), 0.1, dtype)
     found = mean_of_groups(x)

@@ -44,7 +44,7 @@ def test_anchor_has_the_shapes_of_the_parameters():
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("name", SPLITS)
-def test_shapes_of_a_state_have_those_of_the_parameters(name, kind):
+def test_shapes_of_a_state_have_its_properties(name, kind):
     mesh = mesh_of(2, name, kind)
     train, given = local_step(mesh), placed(mesh, name)
     shapes, state = train.abstract_state(given), train.init(given)
