@@ -483,7 +483,7 @@ def test_json_file_holds_the_chunk_of_a_local_step(folder):
         ("in_rounds_on_a_thread", "local step (H=8, V=4)"),
     ],
 )
-def test_local_step_without_an_exchange_in_its_program_is_shown(function, title, capsys):
+def test_local_step_without_exchange_in_its_program_is_shown(function, title, capsys):
     assert inspect(function) == 0
     out = capsys.readouterr().out
     assert f"\n{title}\n" in out
