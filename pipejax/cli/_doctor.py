@@ -21,7 +21,7 @@ from ._command import add_command, write_json
 from ._delayed import merged_flags
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
-from ._model import Model, RunnableStep, load_step
+from ._model import Model, RunnableStep, elements, load_step
 from ._rows import chosen, in_rounds
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
@@ -117,7 +117,7 @@ def _least_delay(program: RunnableStep, model: Model, way: timing.RankedConfig) 
     The size of a model that is given in numbers says nothing about its arrays. The host
     executor exchanges nothing beside a backward pass.
     """
-    given = program.elements == model.elements
+    given = elements(program.state) == model.elements
     if way.config.width == 1 or not given or program.train.executor.name != "fused":
         return None
     flags = pj.overlap.least_delay(

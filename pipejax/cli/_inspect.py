@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import pipejax as pj
-from pipejax._core.executors import Fused
+from pipejax._core.executors import Fused, FusedRounds
 from pipejax._core.message import at_width_1
 from pipejax._internal.hlo import two_digits
 from pipejax._internal.mesh import axes, inner_axes
@@ -21,10 +21,17 @@ from pipejax.overlap import (
 )
 
 from ._command import add_command, write_json
-from ._model import RunnableStep, flags
+from ._model import elements, examples, flags
 from ._program import load, types
 from ._units import check
 from ._usage import UsageError, in_one_line
+
+# The state of each kind of train step.
+_STATES: dict[Any, Any] = {
+    pj.TrainStep: pj.PipelineState,
+    pj.LocalTrainStep: pj.LocalState,
+}
+_STEPS = pj.TrainStep, pj.LocalTrainStep
 
 # Programs that need no arguments.
 _COMPLETE = jax.stages.Lowered, jax.stages.Compiled, str
@@ -38,7 +45,8 @@ EXAMPLE = "pipejax inspect my_model.py:example --target h100:1x8x8"
 _DESCRIPTION = """\
 Compile a program and show which of its collectives run beside compute. The
 accelerators that it is compiled for need not be there. A pipelined train step
-is shown together with its synchronous twin."""
+is shown together with its synchronous twin, and a local step with the chunk
+beside it."""
 
 _OPTIONS = {
     "--target TARGET": "accelerators to compile for, such as h100:1x8x8 (slices x hosts"
@@ -144,16 +152,16 @@ def _programs(
     settings.
     """
     parts = returned if isinstance(returned, tuple) and returned else (None,)
-    if not isinstance(parts[0], pj.TrainStep):
+    if not isinstance(parts[0], _STEPS):
         jitted = callable(parts[0]) and hasattr(parts[0], "lower")
         if jitted or isinstance(parts[0], _COMPLETE):
             return {"program": parts}, {}
         raise UsageError(
-            f"{name} must return (train, state, batch) with a pj.TrainStep, (jitted"
-            " function, *args), or a program that is lowered or compiled; got"
-            f" {types(returned)}"
+            f"{name} must return (train, state, batch) with a pj.TrainStep or a"
+            " pj.LocalTrainStep, (jitted function, *args), or a program that is lowered"
+            f" or compiled; got {types(returned)}"
         )
-    if len(parts) not in (3, 4) or not isinstance(parts[1], pj.PipelineState):
+    if len(parts) not in (3, 4) or not isinstance(parts[1], _STATES[type(parts[0])]):
         raise UsageError(
             f"{name} must return (train, state, batch), with the state that train.init"
             " or train.abstract_state(params) returns, or (train, state, batch,"
@@ -165,8 +173,10 @@ def _programs(
         "executor": f"{executor.name} ({executor.reason})",
         "compiler options": train.compiler_options,
     }
-    if isinstance(executor, Fused):
+    if isinstance(executor, Fused | FusedRounds):
         setting["dropped"] = executor.options.dropped
+    if isinstance(train, pj.LocalTrainStep):
+        return {_title(train, state): parts}, setting
     empty = state._replace(in_flight=at_width_1(state.in_flight))
     programs = {"D-Sync (K=1)": (train.plain, empty, *inputs)}
     if train.width > 1:
@@ -174,14 +184,21 @@ def _programs(
     return programs, setting
 
 
+def _title(train: pj.LocalTrainStep, state: pj.LocalState) -> str:
+    found = train.rounds.config.schedule_of(state.shared.form)
+    alone = "" if found.overlap_steps else ", without its exchange"
+    return f"local step (H={found.sync_every}, V={found.overlap_steps}){alone}"
+
+
 def _to_plan(returned: Any) -> list[str]:
-    if not isinstance(returned[0], pj.TrainStep):
+    if not isinstance(returned[0], _STEPS):
         return []
-    model = RunnableStep(*returned)
-    known = flags(model.elements, "MS", model.examples)
+    train, state, batch, *_ = returned
+    known = flags(elements(state), "MS", examples(train, batch))
+    rounds = " --local-steps" if isinstance(train, pj.LocalTrainStep) else ""
     return [
         "To predict its step time on a cluster, fill in N, RATE and MS: pipejax plan"
-        f" --hosts N --bandwidth RATE {known}"
+        f" --hosts N --bandwidth RATE {known}{rounds}"
     ]
 
 
@@ -200,7 +217,7 @@ def _inspected(program: Any, *args: Any) -> Report:
 
 def _exchange(train: Any) -> tuple[str, ...] | None:
     """Returns the axes of the exchange, or `None` if all collectives count."""
-    if not isinstance(train, pj.TrainStep):
+    if not isinstance(train, _STEPS):
         return None
     data = axes(train.axis_name)
     return data if inner_axes(train.mesh, data) else None

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 import pipejax as pj
+from pipejax._internal.mesh import size_along
 from pipejax.overlap import Measurement
 
 from ._program import load, types
@@ -18,16 +19,6 @@ class RunnableStep(NamedTuple):
     batch: Any
     shared: Any = None
 
-    @property
-    def elements(self) -> int:
-        # optax.tree.size warns of jax.ShapeDtypeStructs.
-        return sum(x.size for x in jax.tree.leaves(self.state.params))
-
-    @property
-    def examples(self) -> int:
-        """Returns the number of examples that a device takes in a step."""
-        return len(jax.tree.leaves(self.batch)[0]) // self.train.config.devices
-
 
 class Model(NamedTuple):
     elements: int  # of its gradient
@@ -37,11 +28,21 @@ class Model(NamedTuple):
     @classmethod
     def of(cls, step: RunnableStep, times: Measurement) -> "Model":
         compute = 1e3 * statistics.median(times.compute)
-        return cls(step.elements, compute, step.examples)
+        return cls(elements(step.state), compute, examples(step.train, step.batch))
 
     def __str__(self) -> str:
         """Returns the arguments with which `pipejax plan` plans for this model."""
         return flags(self.elements, f"{self.compute:.3f}", self.batch)
+
+
+def elements(state: pj.PipelineState | pj.LocalState) -> int:
+    # optax.tree.size warns of jax.ShapeDtypeStructs.
+    return sum(x.size for x in jax.tree.leaves(state.params))
+
+
+def examples(train: pj.TrainStep | pj.LocalTrainStep, batch: Any) -> int:
+    """Returns the number of examples that a device, or a group, takes in a step."""
+    return len(jax.tree.leaves(batch)[0]) // size_along(train.mesh, train.axis_name)
 
 
 def flags(elements: int, compute: str, batch: int | None) -> str:

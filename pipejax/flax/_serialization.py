@@ -1,6 +1,6 @@
 """Lets Flax serialize a state: `flax.serialization.to_bytes(state)`.
 
-Flax knows tuples and dicts. It is told here about the two other classes in a state. As
+Flax knows tuples and dicts. It is told here about the other classes in a state. As
 always with Flax, `from_bytes(target, data)` takes the structure from a state that
 `train.init` has made with the same arguments, and its arrays are NumPy arrays. The next
 step places them.
@@ -11,6 +11,7 @@ import dataclasses
 from flax import serialization
 
 from pipejax._core.message import Passengers
+from pipejax._core.rounds import Form
 from pipejax._internal.shards import UNSHARDED, Shards
 from pipejax._internal.types import Tree
 
@@ -34,10 +35,16 @@ def _no_arrays_of(shards: Shards) -> dict[str, Tree]:
     return {}
 
 
-def _as_in_target(shards: Shards, found: dict[str, Tree]) -> Shards:
+def _nothing_of(form: Form) -> dict[str, Tree]:
+    del form
+    return {}
+
+
+def _as_in_target(target: Tree, found: dict[str, Tree]) -> Tree:
     del found
-    return shards
+    return target
 
 
 serialization.register_serialization_state(Passengers, _values_of, _with_values)
 serialization.register_serialization_state(Shards, _no_arrays_of, _as_in_target)
+serialization.register_serialization_state(Form, _nothing_of, _as_in_target)

@@ -16,7 +16,7 @@ batch-norm statistics and dropout, the loss takes the model state and a key:
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax._internal.mesh import without_mesh
 
 from ._drained import check_drained
 
 AnyTrainState = TypeVar("AnyTrainState", bound=TrainState)
 
 
+@overload
 def init(
     train: pj.TrainStep,
     train_state: TrainState,
@@ -42,15 +44,38 @@ def init(
     batch: Any = None,
     shared: Any = None,
     collections: Sequence[str] = ("batch_stats",),
-) -> pj.PipelineState:
-    """Returns the pipeline state with which `train` continues from `train_state`.
+) -> pj.PipelineState: ...
+
+
+@overload
+def init(
+    train: pj.LocalTrainStep,
+    train_state: TrainState,
+    *,
+    rng: Any = None,
+    batch: Any = None,
+    shared: Any = None,
+    collections: Sequence[str] = ("batch_stats",),
+) -> pj.LocalState: ...
+
+
+def init(
+    train: pj.TrainStep | pj.LocalTrainStep,
+    train_state: TrainState,
+    *,
+    rng: Any = None,
+    batch: Any = None,
+    shared: Any = None,
+    collections: Sequence[str] = ("batch_stats",),
+) -> pj.PipelineState | pj.LocalState:
+    """Returns the state with which `train` continues from `train_state`.
 
     It calls `train.init` with the parts of `train_state`, and sets the step of the
     result.
 
     Args:
-      train: A train step from `pj.make_train_step`, made with the optimizer of
-        `train_state`, `train_state.tx`.
+      train: A train step from `pj.make_train_step` or `pj.make_local_step`, made with
+        the optimizer of `train_state`, `train_state.tx`.
       train_state: Its `params`, `opt_state` and `step` are copied, and so are the
         fields that `collections` names. No other field may contain arrays.
       rng: Same as in `train.init`.
@@ -61,7 +86,7 @@ def init(
         does not exist or is `None` is left out.
 
     Returns:
-      A `pj.PipelineState` whose arrays are copies.
+      A `pj.PipelineState` or `pj.LocalState` whose arrays are copies.
 
     Raises:
       ValueError: If `train_state` has a `dynamic_scale` or another field that a train
@@ -97,23 +122,30 @@ def init(
     )
     step: Any = train_state.step
     step = step.astype(np.int32) if isinstance(step, jax.Array) else np.int32(step)
+    if isinstance(state, pj.LocalState):
+        return _of_groups_at(state, step)
     return state._replace(step=jax.device_put(step, NamedSharding(train.mesh, P())))
 
 
-def update(train_state: AnyTrainState, state: pj.PipelineState) -> AnyTrainState:
+def update(
+    train_state: AnyTrainState, state: pj.PipelineState | pj.LocalState
+) -> AnyTrainState:
     """Returns `train_state` with the trained values written into it.
 
     Args:
       train_state: The `TrainState` that was passed to `init`. It is not changed.
-      state: A state with nothing in flight, from `train.drain`. The result shares its
-        arrays. A later step from the same state with `donate=True` would delete them.
+      state: A state with nothing in flight, from `train.drain`. After local steps, the
+        result has the anchor and the mean of the groups' optimizer states,
+        `state.opt_state`, and all processes must call this function. The result shares
+        arrays with `state`. A later step from the same state with `donate=True` would
+        delete them.
 
     Returns:
       A new `TrainState` with what has been trained, and with all other fields of
       `train_state`.
 
     Raises:
-      ValueError: If gradients are still in flight.
+      ValueError: If `state` has not been drained.
     """
     check_drained(state)
     changed = {} if state.model_state is None else dict(state.model_state)
@@ -123,6 +155,14 @@ def update(train_state: AnyTrainState, state: pj.PipelineState) -> AnyTrainState
     return train_state.replace(
         params=state.params, opt_state=state.opt_state, step=state.step, **changed
     )
+
+
+@without_mesh()
+def _of_groups_at(state: pj.LocalState, step: Any) -> pj.LocalState:
+    zeros: Any = state.local.step  # no group has taken a step yet
+    step = jax.device_put(step, NamedSharding(zeros.sharding.mesh, P()))
+    local = state.local._replace(step=zeros + step)
+    return state._replace(own=state.own._replace(local=local))
 
 
 def _thawed(collection: Any) -> Any:

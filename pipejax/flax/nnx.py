@@ -49,7 +49,8 @@ def split(
 
     Returns:
       A tuple `(pure_loss_fn, params, model_state)`: a function for
-      `pj.make_train_step`, and nested dicts of arrays for `train.init`.
+      `pj.make_train_step` or `pj.make_local_step`, and nested dicts of arrays for
+      `train.init`.
 
     Raises:
       ValueError: Later, from the train step: if random numbers are drawn without `rng`,
@@ -127,16 +128,17 @@ def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
     )
 
 
-def update(model: nnx.Module, state: pj.PipelineState) -> None:
+def update(model: nnx.Module, state: pj.PipelineState | pj.LocalState) -> None:
     """Writes the trained parameters and model state into the model, in place.
 
     Args:
       model: The model that was passed to `split`.
-      state: A state with nothing in flight, from `train.drain`. The model shares its
-        arrays. A later step from the same state with `donate=True` would delete them.
+      state: A state with nothing in flight, from `train.drain`. After local steps,
+        the model gets the anchor. The model shares arrays with `state`. A later step
+        from the same state with `donate=True` would delete them.
 
     Raises:
-      ValueError: If gradients are still in flight.
+      ValueError: If `state` has not been drained.
     """
     check_drained(state)
     nnx.update(model, state.params, state.model_state or {})

@@ -32,12 +32,12 @@ def inspect(
     enough to hide the communication.
 
     Args:
-      program: A jitted function, a `pj.TrainStep` or another object with a method
-        `lower`; a `jax.stages.Lowered`; a `jax.stages.Compiled`; or the text of
-        scheduled HLO, as `Compiled.as_text()` returns it.
+      program: A jitted function, a `pj.TrainStep`, a `pj.LocalTrainStep` or another
+        object with a method `lower`; a `jax.stages.Lowered`; a `jax.stages.Compiled`;
+        or the text of scheduled HLO, as `Compiled.as_text()` returns it.
       *args: Arguments of `program.lower`, such as arrays or `jax.ShapeDtypeStruct`s. A
-        `pj.TrainStep` takes a state, a batch and what its loss shares. Leave them out
-        if `program` is lowered or compiled already.
+        train step takes a state, a batch and what its loss shares. Leave them out if
+        `program` is lowered or compiled already.
       compiler_options: XLA options to compile with, by name. `None` uses the attribute
         `compiler_options` of `program` if it has one, as a `pj.TrainStep` does, and
         XLA's defaults otherwise. Leave it out if `program` is compiled already.

@@ -49,7 +49,8 @@ def least_delay(
       Pytree of bools with the structure of the parameters.
 
     Raises:
-      ValueError: If a time is out of range, or as in `train.step`.
+      ValueError: If `train` is a local step, if a time is out of range, or as in
+        `train.step`.
 
     Examples:
       The exchange takes as long as the compute. The gradient of the first layer is
@@ -70,6 +71,12 @@ def least_delay(
       Chen et al., SAPipe, NeurIPS 2022,
       https://papers.nips.cc/paper_files/paper/2022/hash/725ce5f2b1a8e2e0ac66994e7fefe375-Abstract-Conference.html
     """
+    if not isinstance(train, TrainStep):
+        raise ValueError(
+            "`train` must be a pj.TrainStep, got a"
+            f" {type(train).__name__}. Make it with pj.make_train_step: only a pipeline"
+            " delays gradients."
+        )
     if not 0 < compute < np.inf:
         raise ValueError(
             f"`compute` must be a number of seconds above 0, got {compute!r}. Measure"

@@ -1,6 +1,5 @@
 """Measures how much of a step's communication its compute hides."""
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -9,10 +8,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import multihost_utils
 
-from pipejax._core.executors import make_exchange
-from pipejax._core.message import valid_in_step
-from pipejax.collectives import NoCommunication
-from pipejax.train_step import PipelineState, TrainStep
+from pipejax.train_step import LocalState, LocalTrainStep, PipelineState, TrainStep
+
+from ._timed_parts import TimedParts, parts_of, parts_of_rounds
 
 
 class Measurement(NamedTuple):
@@ -24,8 +22,9 @@ class Measurement(NamedTuple):
     Attributes:
       compute: Seconds of a step that communicates nothing: forward pass, backward pass
         and update.
-      communication: Seconds of exchanging one message, with nothing else running.
-      step: Seconds of the whole step.
+      communication: Seconds of exchanging one message, with nothing else running. For
+        local steps, seconds of exchanging and applying one chunk.
+      step: Seconds of the whole step. A local step has a chunk beside it.
 
     Examples:
       Compute takes 2 s, communication 1 s, and the step 2.5 s. Half of the
@@ -83,8 +82,8 @@ class Measurement(NamedTuple):
 
 
 def measure(
-    train: TrainStep,
-    state: PipelineState,
+    train: TrainStep | LocalTrainStep,
+    state: PipelineState | LocalState,
     batch: Any,
     shared: Any = None,
     *,
@@ -103,8 +102,12 @@ def measure(
     full pipeline, as it runs after its warm-up, and with the last algorithm of a
     `pj.collectives.Schedule`. All processes must call `measure`.
 
+    The whole step of `pj.make_local_step` is one with a chunk beside it. Other steps of
+    a round take as long as the compute. With `overlap_steps=0`, the whole step is the
+    last one of a round, which the exchange of all parameters follows.
+
     Args:
-      train: The train step.
+      train: The train step, from `pj.make_train_step` or `pj.make_local_step`.
       state: A state that `train.init` or `train.step` has returned. `measure` does not
         change it, even if `train` donates its states.
       batch: A batch, as for `train.step`.
@@ -121,15 +124,15 @@ def measure(
             "`rounds` must be at least 2, because quartiles need two values, and"
             f" `steps` must be at least 1; got {rounds=}, {steps=}."
         )
-    train, silent = (
-        _with(train, donate=False),
-        _with(train, all_reduce=NoCommunication()),
-    )
-    state, _ = jax.block_until_ready(train.drain(state))
+    given: Any = state
+    if isinstance(train, LocalTrainStep):
+        parts = parts_of_rounds(train, given, steps)
+    else:
+        parts = parts_of(train, given, batch, shared)
     runs: dict[str, Callable[[], float]] = {
-        "compute": lambda: _time(silent, state, batch, shared, steps),
-        "communication": _communication(train, state, batch, shared, steps),
-        "step": lambda: _time(train, state, batch, shared, steps),
+        "compute": lambda: _time(parts.alone, parts, batch, shared, steps),
+        "communication": lambda: _time_exchange(parts, steps),
+        "step": lambda: _time(parts.whole, parts, batch, shared, steps),
     }
     for run in runs.values():
         run()  # compiles the programs
@@ -143,10 +146,9 @@ def measure(
     return Measurement(**{name: tuple(values) for name, values in times.items()})
 
 
-def _time(
-    train: TrainStep, state: PipelineState, batch: Any, shared: Any, steps: int
-) -> float:
-    for _ in range(train.width - 1):  # fills the pipeline
+def _time(train: Any, parts: TimedParts, batch: Any, shared: Any, steps: int) -> float:
+    state = parts.state
+    for _ in range(parts.fills):
         state, _ = train.step(state, batch, shared)
     jax.block_until_ready(state)
     start = time.perf_counter()
@@ -159,37 +161,11 @@ def _time(
     return seconds
 
 
-def _communication(
-    train: TrainStep, state: PipelineState, batch: Any, shared: Any, steps: int
-) -> Callable[[], float]:
-    """Returns a function that times the exchange of one message, which holds zeros."""
-    like = _with(train, width=2).init(
-        state.params,
-        model_state=state.model_state,
-        rng=state.rng,
-        batch=batch,
-        shared=shared,
-    )
-    (message,) = like.in_flight.pending
-    exchange = make_exchange(train.config, train.executor.reduction_mesh)
-    # The exchange of a sharded optimizer updates each device's pieces in between.
-    trained = state.trainable if train.config.step.shards_optimizer else None
-    valid = valid_in_step(train.width - 1, train.width - 1)
-    args = trained, message, state.in_flight.codec_states, valid
-
-    def run() -> float:
-        start = time.perf_counter()
-        for _ in range(steps):
-            exchange(*args)
-        return (time.perf_counter() - start) / steps
-
-    return run
-
-
-def _with(train: TrainStep, **changes: Any) -> TrainStep:
-    """Returns `train` without warm-up and in its last phase, with these changes."""
-    config = dataclasses.replace(train.config, **{"donate": False} | changes)
-    return dataclasses.replace(train, config=config, earlier=(), boundaries=())
+def _time_exchange(parts: TimedParts, steps: int) -> float:
+    start = time.perf_counter()
+    for _ in range(steps):
+        jax.block_until_ready(parts.exchange())
+    return (time.perf_counter() - start) / steps
 
 
 def _quartiles(values: tuple[float, ...]) -> list[float]:

@@ -15,12 +15,14 @@ from pipejax._core.step import Inputs, common_of
 from pipejax._internal.mesh import AxisName, without_mesh
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.types import Tree
+from pipejax.collectives import Transfer
 
 from ._feed import check_global, data_sharding, global_batch, plain_batch
 from ._finite import check_model_state
 from ._init import Arguments, Plan, initial, planned
 from ._inputs import inputs_on_mesh
 from ._shared import check_overwritten, compare_once
+from ._transfers import transfers_of_round
 
 _log = logging.getLogger(__name__)
 
@@ -193,7 +195,7 @@ class LocalTrainStep:
     def lower(
         self, state: LocalState, batch: Tree, shared: Tree = None
     ) -> jax.stages.Lowered:
-        """Lowers the program of a step that exchanges a chunk, without running it.
+        """Lowers the program of a step with the first chunk beside it, not running it.
 
         Args:
           state: State, or its shapes.
@@ -207,8 +209,46 @@ class LocalTrainStep:
         Raises:
           ValueError: As in `step`.
         """
+        self.rounds.check(state)
         inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
         return self.rounds.lower(state, inputs)
+
+    @without_mesh()
+    def transfers(
+        self,
+        state: LocalState,
+        batch: Tree,
+        shared: Tree = None,
+        *,
+        chunk: int | None = None,
+    ) -> tuple[Transfer, ...]:
+        """Lists what a round sends, collective by collective, without running it.
+
+        Args:
+          state: State, or its shapes.
+          batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
+          shared: As for `step`, as arrays or `jax.ShapeDtypeStruct`s.
+          chunk: Number of a chunk, from 0, to list only the step that exchanges it. The
+            report of the round, and the changes of the model state, travel with the
+            last one. `None` lists all steps of a round, one after another.
+
+        Returns:
+          Kind, number of devices and bytes of each collective after the warm-up. In
+          every step, collectives inside groups, and those of `loss_fn` and `tx`, come
+          first: if there are any, the step is compiled to find them. The collectives of
+          its chunk follow.
+
+        Raises:
+          ValueError: As in `step`, or if there is no such chunk.
+        """
+        self.rounds.check(state)
+        inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
+        return transfers_of_round(self.rounds.config, state, inputs, chunk)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """Returns the compiler options of the step, without any that are refused."""
+        return self.rounds.executor.compiler_options
 
     @property
     def executor(self) -> FusedRounds | HostRounds:
@@ -219,6 +259,11 @@ class LocalTrainStep:
     def mesh(self) -> Mesh:
         """Returns the mesh of devices."""
         return self._config.mesh
+
+    @property
+    def axis_name(self) -> AxisName:
+        """Returns the mesh axis of the groups, or a tuple of axes."""
+        return self._config.axis_name
 
     @property
     def _config(self) -> StepConfig:

@@ -1,13 +1,24 @@
 """Lists what a step sends: its exchange, and collectives of loss and optimizer."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.executors import StepConfig
+from pipejax._core.executors import (
+    Moves,
+    Outcome,
+    RoundConfig,
+    RoundReads,
+    StepConfig,
+    StepKind,
+    model_of,
+    parted,
+)
 from pipejax._core.message import InFlight, Reduced, valid_at_once, valid_in_step
+from pipejax._core.rounds import LocalState
 from pipejax._core.step import (
     Common,
     Inputs,
@@ -17,6 +28,7 @@ from pipejax._core.step import (
     state_data_specs,
 )
 from pipejax._internal.hlo import Reading, parse
+from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.traced_axes import collective_axes
 from pipejax.collectives import Transfer
@@ -58,6 +70,65 @@ def transfers_of(
     without_exchange = jax.jit(config.on_mesh(local, specs, (split, P(), P())))
     args = own, state.in_flight._replace(codec_states={}), inputs
     sharded = bool(inner_axes(config.mesh, config.axis_name))
+    others = _own_transfers(without_exchange, *args, sharded=sharded)
+    *_, listed = jax.eval_shape(without_exchange, *args)
+    return (*others, *listed())
+
+
+def transfers_of_round(
+    config: RoundConfig, state: LocalState, inputs: Inputs, chunk: int | None
+) -> tuple[Transfer, ...]:
+    """Lists every collective of the steps of a round, or of the step with a chunk.
+
+    The last chunk has a report, as in all rounds but the first, if that has one step.
+    """
+    schedule = config.schedule_of(state.shared.form)
+    last = schedule.chunks - 1
+    if chunk is not None and not (is_integer(chunk, 0) and chunk <= last):
+        raise ValueError(
+            f"`chunk` must be an integer from 0 to {last}, the number of one of the"
+            f" chunks of a round, or None for all steps of a round; got {chunk!r}."
+        )
+    numbers = [schedule.chunk_at(taken) for taken in range(schedule.sync_every)]
+    if not schedule.overlap_steps:  # the exchange follows the last step
+        numbers[-1] = last
+
+    @functools.cache
+    def of(kind: StepKind) -> tuple[Transfer, ...]:
+        return _of_local_step(config, state, inputs, kind)
+
+    return tuple(
+        transfer
+        for number in (numbers if chunk is None else [chunk])
+        for transfer in of(StepKind(number is not None, number == last))
+    )
+
+
+def _of_local_step(
+    config: RoundConfig, state: LocalState, inputs: Inputs, kind: StepKind
+) -> tuple[Transfer, ...]:
+    """Lists every collective of a kind of local step, as `transfers_of` does."""
+
+    def local(moves: Moves, reads: RoundReads, inputs: Inputs) -> Any:
+        trained = config.train(kind, moves.local, moves.reported, inputs)
+        if moves.due is None:
+            return trained, Outcome(), jax.tree_util.Partial(tuple)
+        sent = config.sent(kind, moves, reads)
+        transfers = config.exchange(sent, reads).stages.transfers
+        message = config.message(*sent, reads.form)
+        reduced = Reduced.of(message, jnp.array(True))
+        model = model_of(trained.local)
+        outcome = config.after(model, moves.due, sent, reads, reduced)
+        return trained, outcome, jax.tree_util.Partial(lambda: transfers)
+
+    inner, specs = config.inner, config.specs(kind)
+    moves, reads = parted(state, kind, 0 if kind.exchanges else None)
+    if moves.due is not None:
+        moves = moves._replace(due=moves.due._replace(codec_states={}))
+    given = *specs[:2], inputs_over(inner.axis_name)
+    without_exchange = jax.jit(inner.on_mesh(local, given, (*specs[2:], P())))
+    args = moves, reads, inputs
+    sharded = bool(inner_axes(inner.mesh, inner.axis_name))
     others = _own_transfers(without_exchange, *args, sharded=sharded)
     *_, listed = jax.eval_shape(without_exchange, *args)
     return (*others, *listed())

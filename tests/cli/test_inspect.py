@@ -62,6 +62,34 @@ PROGRAMS = """
         return make(mesh, executor="host")
 
 
+    def in_rounds(mesh, overlap=4, **options):
+        tx, rounds = optax.sgd(0.1), {"sync_every": 8, "overlap_steps": overlap}
+        train = pj.make_local_step(loss_fn, tx, mesh=mesh, **rounds, **options)
+        w, names = W, mesh.axis_names
+        if len(names) > 1:
+            place = jax.sharding.NamedSharding(mesh, P(names[1]))
+            w = jax.ShapeDtypeStruct(W.shape, W.dtype, sharding=place)
+        return train, train.abstract_state(w), X
+
+
+    def in_rounds_at_once(mesh):
+        return in_rounds(mesh, overlap=0)
+
+
+    def in_rounds_on_a_thread(mesh):
+        return in_rounds(mesh, executor="host")
+
+
+    def in_rounds_of_groups(mesh):
+        devices = mesh.devices.flat
+        mesh = pj.data_mesh(devices=devices, axis_name=("host", "fsdp"), hosts=2)
+        return in_rounds(mesh, axis_name="host")
+
+
+    def of_two_kinds(mesh):
+        return in_rounds(mesh)[0], *make(mesh)[1:]
+
+
     def any_program(mesh):
         def local(x):
             return lax.psum(x @ x.T, "data")
@@ -419,3 +447,63 @@ def test_sharded_model_and_twin_are_shown_with_their_axes(capsys):
     assert (
         "`--twin` must be used with a pipelined train step" in capsys.readouterr().err
     )
+
+
+def test_local_step_is_shown_with_a_chunk_and_a_command_for_plan(capsys):
+    assert inspect("in_rounds", "--fail-under", "0") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:4] == [
+        "executor: fused (one process on CPU, with no network to wait for)",
+        "compiler options: none",
+        "dropped: none",
+    ]
+    assert lines[5] == "local step (H=8, V=4)"
+    assert lines[-2].startswith("local step (H=8, V=4): covered 0.00, share 0.00, coll")
+    command = lines[-1].partition(": ")[2]
+    assert command == (
+        "pipejax plan --hosts N --bandwidth RATE --parameters 65536 --compute-ms MS"
+        " --batch 8 --local-steps"
+    )
+    for name, value in {"N": "4", "RATE": "1gbit", "MS": "250"}.items():
+        command = command.replace(f" {name} ", f" {value} ")
+    assert main(shlex.split(command)[1:]) == 0
+
+
+def test_json_file_holds_the_chunk_of_a_local_step(folder):
+    assert inspect("in_rounds", "--json", "report.json") == 0
+    found = json.loads((folder / "report.json").read_text())["programs"]
+    (collective,) = found["local step (H=8, V=4)"]["collectives"]
+    assert collective["bytes"] == 4 * 256 * 256 / 4
+
+
+@pytest.mark.parametrize(
+    ("function", "title"),
+    [
+        ("in_rounds_at_once", "local step (H=8, V=0), without its exchange"),
+        ("in_rounds_on_a_thread", "local step (H=8, V=4)"),
+    ],
+)
+def test_local_step_without_exchange_in_its_program_is_shown(function, title, capsys):
+    assert inspect(function) == 0
+    out = capsys.readouterr().out
+    assert f"\n{title}\n" in out
+    assert "no collectives" in out
+    assert ("dropped" in out) == (function == "in_rounds_at_once")
+
+
+def test_exchange_between_groups_of_local_steps_counts_by_default(capsys):
+    assert inspect("in_rounds_of_groups", "--fail-under", "0.5") == 1
+    printed, complaint = capsys.readouterr()
+    assert re.search(r"all-reduce +f32 +2 +host ", printed)
+    assert "under at least one collective along host: 0.00, less than 0.5" in complaint
+    assert inspect("in_rounds_of_groups", "--twin") == 2
+    assert (
+        "`--twin` must be used with a pipelined train step" in capsys.readouterr().err
+    )
+
+
+def test_local_step_with_the_state_of_a_pipeline_is_refused(capsys):
+    assert inspect("of_two_kinds") == 2
+    said = capsys.readouterr().err
+    assert "must return (train, state, batch), with the state that train.init" in said
+    assert "got (LocalTrainStep, PipelineState, ShapeDtypeStruct)" in said

@@ -357,6 +357,56 @@ def test_update_with_gradients_in_flight_is_refused():
         pj.flax.linen.update(before, state)
 
 
+@grid(1, executor=["fused", "host"], devices=[1, 4, 8], overlap=[0, 3])
+def test_local_steps_train_a_train_state(executor, devices, overlap):
+    """There are groups of one device, or four of two."""
+    names = ("host", "device") if devices == 8 else "host"
+    mesh = pj.data_mesh(devices, axis_name=names, hosts=4 if devices == 8 else None)
+    train = pj.make_local_step(
+        loss_fn,
+        TX,
+        mesh=mesh,
+        axis_name="host",
+        sync_every=3,
+        overlap_steps=overlap,
+        executor=executor,
+    )
+    data = [train.batch(batch_at(step), axis_name=names) for step in range(STEPS)]
+    before, key = fresh().replace(step=7), jax.random.key(1)
+    with jax.transfer_guard("disallow"):
+        state = pj.flax.linen.init(train, before, rng=key, batch=data[0])
+    assert state.local.step.tolist() == [7] * state.groups
+    for batch in data:
+        state, _ = train.step(state, batch)
+    if overlap:
+        with pytest.raises(ValueError, match=r"`state, _ = train.drain\(state\)`"):
+            pj.flax.linen.update(before, state)
+    state, _ = train.drain(state)
+    after = pj.flax.linen.update(before, state)
+    assert int(after.step) == 7 + STEPS
+    assert int(after.opt_state[0].count) == STEPS
+    test = batch_at(10_000, size=512)
+    logits = after.apply_fn(
+        {"params": after.params, "batch_stats": after.batch_stats},
+        test["x"],
+        train=False,
+    )
+    assert float((logits.argmax(-1) == test["y"]).mean()) > 0.7
+    assert_bits_equal(after.params, state.params)
+    assert_bits_equal(after.batch_stats, state.model_state["batch_stats"])
+    for mean, groups in zip(
+        jax.tree.leaves(after.opt_state[0].mu),
+        jax.tree.leaves(state.local.trainable.opt_state[0].mu),
+        strict=True,
+    ):
+        # The mean of four floats has three roundings.
+        wanted = np.mean(np.asarray(groups, np.float64), 0)
+        np.testing.assert_allclose(mean, wanted, rtol=1e-6, atol=1e-9)
+    again = pj.flax.linen.init(train, after, rng=key, batch=data[0])
+    assert again.local.step.tolist() == [7 + STEPS] * state.groups
+    assert_bits_equal(jax.device_get(again.params), jax.device_get(after.params))
+
+
 OVERWRITTEN = "_overwrite_with_gradient"
 
 

@@ -557,6 +557,30 @@ def test_evaluation_leaves_training_unchanged():
     assert_bits_equal(raw(state), raw(expected))
 
 
+@pytest.mark.parametrize(
+    ("devices", "executor"), [(1, "fused"), (4, "fused"), (4, "host")]
+)
+def test_local_steps_train_a_model(devices, executor):
+    model = fresh()
+    pure_loss_fn, params, model_state = pj.flax.nnx.split(model, loss_fn)
+    mesh, rounds = pj.data_mesh(devices), {"sync_every": 3, "overlap_steps": 2}
+    train = pj.make_local_step(pure_loss_fn, TX, mesh=mesh, executor=executor, **rounds)
+    key = jax.random.key(2)
+    state = train.init(params, model_state=model_state, rng=key, batch=batch_at(0))
+    state, _ = run(train, state)
+    with pytest.raises(ValueError, match=r"`state, _ = train.drain\(state\)`"):
+        pj.flax.nnx.update(model, state)
+    state, _ = train.drain(state)
+    pj.flax.nnx.update(model, state)
+    assert_bits_equal(model.out.kernel[...], state.params["out"]["kernel"])
+    assert_bits_equal(model.norm.mean[...], state.model_state["norm"]["mean"])
+    assert_bits_equal(raw(values(model)["dropout"]), raw(values(fresh())["dropout"]))
+    model.eval()
+    test = batch_at(10_000, size=512)
+    hits = np.asarray(model(test["x"])).argmax(-1) == test["y"]
+    assert hits.mean() > 0.7
+
+
 def test_update_with_gradients_in_flight_is_refused():
     model = fresh()
     train, state = start(model, jax.random.key(0))

@@ -52,6 +52,44 @@ def test_state_of_bytes_trains_on_bit_for_bit(devices, width, warmup):
     assert np.isfinite(info.loss)
 
 
+@grid(1, executor=("fused", "host"), rounds=((4, 3), (2, 0)), steps=(1, 6))
+def test_local_state_of_bytes_trains_on_bit_for_bit(executor, rounds, steps):
+    codec = pj.codecs.error_feedback(pj.codecs.int8(8))
+    train = pj.make_local_step(
+        loss_fn,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(4),
+        outer_tx=optax.sgd(0.7, momentum=0.9),
+        sync_every=rounds[0],
+        overlap_steps=rounds[1],
+        warmup_steps=2,
+        all_reduce=pj.collectives.two_shot(codec),
+        executor=executor,
+    )
+    key, data = jax.random.PRNGKey(0), batches(10)
+    target = state = train.init(init_params(), rng=key, batch=data[0])
+    for batch in data[:steps]:
+        state, _ = train.step(state, batch)
+    again = serialization.from_bytes(target, serialization.to_bytes(state))
+    assert_bits_equal(again, state)
+    assert_bits_equal(again.params, state.params)
+    assert_bits_equal(again.opt_state, state.opt_state)
+    for batch in data[steps:]:
+        state, info = train.step(state, batch)
+        again, found = train.step(again, batch)
+        assert_bits_equal(found, info)
+    assert_bits_equal(train.drain(again), train.drain(state))
+
+
+def test_local_state_of_shards_is_refused():
+    mesh = pj.data_mesh(4, axis_name=("host", "device"), hosts=2)
+    train = pj.make_local_step(loss_fn, optax.adamw(1e-2), mesh=mesh, axis_name="host")
+    batch = train.batch(batches(1)[0], axis_name=("host", "device"))
+    state = train.init(init_params(), rng=jax.random.PRNGKey(0), batch=batch)
+    with pytest.raises(ValueError, match=r"`state` must .* `pipejax\.checkpoint`\."):
+        serialization.to_bytes(state)
+
+
 def test_state_of_shards_is_refused():
     _, state = started(2, 2, shard_optimizer=True)
     with pytest.raises(ValueError, match=r"`state` must .* `pipejax\.checkpoint`\."):

@@ -94,3 +94,11 @@ def test_delay_grows_with_the_exchange():
 def test_impossible_times_are_refused(times, says):
     with refused(says):
         least(**{"exchange": 0.5} | times)
+
+
+def test_local_step_is_refused():
+    train = pj.make_local_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    args = train, train.abstract_state([jnp.eye(8)]), jnp.ones((4, 8))
+    message = r"`train` must be a pj.TrainStep, got a LocalTrainStep. .* a pipeline"
+    with pytest.raises(ValueError, match=message):
+        pj.overlap.least_delay(*args, compute=1.0, exchange=1.0)

@@ -7,6 +7,8 @@ import pytest
 
 import pipejax as pj
 
+from ..groups import batches as group_batches
+from ..groups import local_step, mesh_of, placed
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 
 QUICK = {(1, "fused"), (2, "host")}
@@ -104,3 +106,52 @@ def test_too_few_rounds_or_steps_are_refused(wrong):
         ValueError, match=r"`rounds` must be at least 2, .* got rounds="
     ):
         pj.overlap.measure(train, state, batches(1)[0], **wrong)
+
+
+@pytest.mark.parametrize(
+    ("executor", "overlap"),
+    [("fused", 2), ("host", 1), pytest.param("host", 0, marks=pytest.mark.full)],
+)
+def test_local_step_is_measured_and_its_state_left_alone(executor, overlap):
+    train = pj.make_local_step(
+        full_loss,
+        optax.adamw(0.1),
+        mesh=pj.data_mesh(2),
+        sync_every=3,
+        overlap_steps=overlap,
+        executor=executor,
+        donate=True,
+        warmup_steps=1,
+    )
+    (batch,) = batches(1)
+    state = train.init(
+        init_params(),
+        model_state={"seen": np.float32(0)},
+        rng=jax.random.PRNGKey(0),
+        batch=batch,
+    )
+    for _ in range(2):
+        state, _ = train.step(state, batch)
+    before = jax.tree.map(np.array, state)
+    measured = pj.overlap.measure(train, state, batch, rounds=2, steps=2)
+    assert_bits_equal(jax.tree.map(np.asarray, state), before)
+    assert [len(values) for values in measured] == [2, 2, 2]
+    assert all(value > 0 for values in measured for value in values)
+    train.step(state, batch)
+
+
+def test_local_step_of_groups_with_timed_rounds_is_measured():
+    mesh = mesh_of(2, "fsdp")
+    train = local_step(mesh, sync_every="auto")
+    (batch,) = group_batches(1)
+    batch = train.batch(batch, axis_name=("host", "fsdp"))
+    state = train.init(placed(mesh, "fsdp"), batch=batch)
+    measured = pj.overlap.measure(train, state, batch, rounds=2, steps=1)
+    assert all(value > 0 for values in measured for value in values)
+
+
+def test_state_of_another_kind_of_step_is_not_measured():
+    train = pj.make_local_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    state = make(loss_fn).init(init_params())
+    with pytest.raises(ValueError, match=r"`state` must be the pj.LocalState"):
+        pj.overlap.measure(train, state, batches(1)[0])

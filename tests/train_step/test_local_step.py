@@ -178,9 +178,21 @@ def test_state_of_another_kind_is_refused():
     train = made(loss_fn)
     plain = pj.make_train_step(loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh(4))
     state = plain.init(init_params())
-    for call in (lambda: train.step(state, batches(1)[0]), lambda: train.drain(state)):
+    (batch,) = batches(1)
+    for call in (
+        lambda: train.step(state, batch),
+        lambda: train.drain(state),
+        lambda: train.lower(state, batch),
+        lambda: train.transfers(state, batch),
+    ):
         with pytest.raises(ValueError, match=r"`state` must be the pj.LocalState"):
             call()
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_local_step_says_its_axis_and_compiler_options(executor):
+    train = made(loss_fn, executor=executor)
+    assert (train.axis_name, train.compiler_options) == ("data", {})
 
 
 def test_state_of_other_inner_axes_is_refused():

@@ -1,5 +1,7 @@
 """Tests the list of all collectives that a step sends."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,11 +9,14 @@ import pytest
 from jax import lax
 
 import pipejax as pj
-from pipejax import collectives
+from pipejax import codecs, collectives
 from pipejax.collectives import Transfer
 from pipejax.train_step._transfers import _own_transfers
 
+from .. import groups
 from ..core.executors.test_own_collectives import X, on_hosts
+from ..grid import grid
+from ..groups import mesh_of, placed
 from ..helpers import batches, init_params, loss_fn
 
 DEVICES = 4
@@ -136,3 +141,105 @@ def test_transfers_in_a_loop_count_for_every_iteration():
 def test_program_without_collectives_is_not_compiled():
     """The argument cannot be compiled, so compiling it would raise an error."""
     assert _own_transfers(lambda x: x + 1, X) == ()
+
+
+def local_step(loss=loss_fn, **settings):
+    """Returns local steps of one device for each group."""
+    mesh, settings = pj.data_mesh(DEVICES), {"sync_every": 5} | settings
+    return pj.make_local_step(loss, optax.sgd(0.1), mesh=mesh, **settings)
+
+
+# Of 7, 5 x 7 and 7 x 3 elements, a chunk has a third, rounded up.
+CHUNK = 4 * (3 + 12 + 7)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_report_of_a_round_travels_with_the_last_chunk(executor):
+    train = local_step(overlap_steps=3, executor=executor)
+    state = train.abstract_state(init_params())
+    chunks = [train.transfers(state, BATCH, chunk=number) for number in range(3)]
+    assert chunks == [sums(CHUNK), sums(CHUNK), sums(CHUNK, 4)]
+    # Of the five steps, two have no chunk.
+    assert train.transfers(train.init(init_params()), BATCH) == sum(chunks, ())
+
+
+def test_round_without_overlap_sends_all_parameters_at_its_end():
+    train = local_step(overlap_steps=0)
+    state = train.abstract_state(init_params())
+    whole = sums(4 * (7 + 5 * 7 + 7 * 3), 4)
+    assert train.transfers(state, BATCH) == whole
+    assert train.transfers(state, BATCH, chunk=0) == whole
+
+
+def test_metrics_weight_and_model_state_travel_with_the_last_chunk():
+    def full(params, batch, *, model_state):
+        loss, seen = loss_fn(params, batch), model_state["seen"] + 1
+        aux = pj.Aux({"loss": loss}, {"seen": seen}, weight=jnp.float32(2))
+        return loss, aux
+
+    train = local_step(full, sync_every=2)
+    model_state = {"seen": jnp.zeros(6)}
+    args = {"model_state": model_state, "batch": BATCH}
+    state = train.abstract_state(init_params(), **args)
+    first, last = (train.transfers(state, BATCH, chunk=number) for number in (0, 1))
+    # Loss, metric and weight are three numbers.
+    assert sum(x.bytes for x in last) - sum(x.bytes for x in first) == 4 * (6 + 3)
+
+
+@pytest.mark.parametrize(("overlap", "chunks"), [(2, 2), (0, 1)])
+def test_collectives_of_the_loss_count_in_every_local_step(overlap, chunks):
+    train = local_step(centred, overlap_steps=overlap)
+    state, data = train.abstract_state(init_params()), jax.eval_shape(lambda: BATCH)
+    found = train.transfers(state, data)
+    assert found.count(Transfer("all-reduce", DEVICES, 20)) == 5
+    last = train.transfers(state, data, chunk=chunks - 1)
+    assert last[0] == Transfer("all-reduce", DEVICES, 20)
+    assert found[-len(last) :] == last
+
+
+@pytest.mark.parametrize("chunk", [-1, 3, 1.0, True])
+def test_chunk_of_no_such_number_is_refused(chunk):
+    train = local_step(overlap_steps=3)
+    message = r"`chunk` must be an integer from 0 to 2, .* got (-1|3|1\.0|True)\."
+    with pytest.raises(ValueError, match=message):
+        train.transfers(train.abstract_state(init_params()), BATCH, chunk=chunk)
+
+
+def test_transfers_of_a_state_of_other_rounds_are_refused():
+    state = local_step(overlap_steps=3).abstract_state(init_params())
+    with pytest.raises(ValueError, match="`state` must be one of 2 chunks"):
+        local_step(overlap_steps=2).transfers(state, BATCH)
+
+
+CODED = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
+
+
+@grid(1, split=[None, "copies", "fsdp"], all_reduce=["psum", "int8"], overlap=[1, 3])
+def test_transfers_of_a_chunk_are_in_its_compiled_program(split, all_reduce, overlap):
+    """The four groups have one device each, or divide a chunk between two."""
+    mesh = pj.data_mesh(4, axis_name="host") if split is None else mesh_of(4, split)
+    given = groups.params() if split is None else placed(mesh, split)
+    train = groups.local_step(
+        mesh,
+        sync_every=3,
+        overlap_steps=overlap,
+        all_reduce={"psum": collectives.psum(), "int8": CODED}[all_reduce],
+    )
+    (batch,) = groups.batches(1)
+    batch = train.batch(batch, axis_name=mesh.axis_names)
+    state, _ = train.step(train.init(given), batch)
+    compiled = pj.overlap.inspect(train, state, batch).collectives
+    declared = train.transfers(state, batch, chunk=0)
+    # Two devices take part in a collective inside a group.
+    assert {x.devices for x in declared} <= {2, 4}
+    assert total((x.kind, x.bytes) for x in declared if x.devices == 4) == total(
+        (x.kind, x.bytes * x.times) for x in compiled if x.axes == ("host",)
+    )
+
+
+def total(pairs):
+    """Returns the bytes of each kind of collective."""
+    found = collections.Counter()
+    for kind, size in pairs:
+        found[kind] += size
+    return found

@@ -8,23 +8,21 @@ report of the round travels.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from pipejax._core.message import Exchange, averaging
 from pipejax._core.step import Inputs, inputs_over
 
 from ._interleave import interleave
-from ._options import options_for
+from ._options import Options, options_for
 from ._round_config import (
     KINDS,
     Moves,
     Outcome,
     RoundConfig,
     RoundReads,
-    SentChunk,
     StepKind,
     Trained,
     model_of,
@@ -68,11 +66,20 @@ class FusedRounds:
         """Returns the mesh of the step, on which the chunks are also summed."""
         return self.config.inner.mesh
 
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """Returns the options for the devices that the compiler accepts."""
+        return self.options.kept
+
+    @property
+    def options(self) -> Options:
+        """Returns the accepted options, and those that the compiler refused."""
+        return options_for(self.config.inner.mesh, at_once=False)
+
     @functools.cached_property
     def _train(self) -> dict[StepKind, jax.stages.Wrapped]:
         """Returns the program of each kind of step."""
         config = self.config.inner
-        options = options_for(config.mesh, at_once=False).kept
 
         def program(kind: StepKind) -> jax.stages.Wrapped:
             moves, reads, trained, outcome = self.config.specs(kind)
@@ -85,7 +92,7 @@ class FusedRounds:
                 local,
                 in_shardings=(None, None, config.inputs),
                 donate_argnums=(0,) if config.donate else (),
-                compiler_options=options,
+                compiler_options=self.compiler_options,
             )
 
         return {kind: program(kind) for kind in KINDS}
@@ -110,7 +117,7 @@ class FusedRounds:
         if moves.due is None:
             return compute(*args), Outcome()
         sent = self.config.sent(kind, moves, reads)
-        before, exchange = moves.due.codec_states, self._sum(sent, reads)
+        before, exchange = moves.due.codec_states, self.config.exchange(sent, reads)
         value, after, trained = interleave(
             exchange.start, before, exchange.stages, compute, *args
         )
@@ -126,11 +133,7 @@ class FusedRounds:
         """Runs one group's part of an exchange without a step."""
         assert moves.due is not None
         sent = self.config.sent(kind, moves, reads)
-        reduced, states = self._sum(sent, reads).run(moves.due.codec_states)
+        exchange = self.config.exchange(sent, reads)
+        reduced, states = exchange.run(moves.due.codec_states)
         model, due = model_of(moves.local), moves.due._replace(codec_states=states)
         return self.config.after(model, due, sent, reads, reduced)
-
-    def _sum(self, sent: SentChunk, reads: RoundReads) -> Exchange:
-        config = self.config.inner
-        message = self.config.message(*sent, reads.form)
-        return averaging(message, jnp.array(True), config.sums_by, config.axis_name)

@@ -72,6 +72,11 @@ class HostRounds:
         """Returns the mesh if it consists of CPUs, or else a mesh of CPUs beside it."""
         return reduction_mesh(self.config.inner.mesh, self.config.inner.axis_name)
 
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """Returns no options, because no program overlaps a collective with compute."""
+        return {}
+
     def _begun(
         self, kind: StepKind, moves: Moves, reads: RoundReads
     ) -> Callable[[GroupModel], Outcome]:

@@ -30,9 +30,9 @@ from pipejax._core.rounds import (
     at_agreed,
     changes_of,
     difference,
+    mean_of_groups,
 )
 from pipejax._core.step import Common
-from pipejax._internal.ravel import working_dtype
 from pipejax._internal.shards import constrained
 from pipejax._internal.types import Tree
 
@@ -87,7 +87,7 @@ def _drained(
         sent = [RoundPassengers(_row(means, i), changes[i]) for i in range(groups)]
         shared, arrival = _exchanged(config, shared, local, sent)
         reports = [arrival]
-    opt_state = jax.tree.map(_mean, local.trainable.opt_state)
+    opt_state = mean_of_groups(local.trainable.opt_state)
     rng, step, own_state = _row((local.rng, local.step, local.model_state), 0)
     model_state = at_agreed(form, own_state, shared.model_state)
     trainable = local.trainable._replace(
@@ -136,11 +136,3 @@ def _row(tree: Tree, i: int) -> Any:
 
 def _rows(trees: list[Tree]) -> Any:
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
-
-
-def _mean(x: jax.Array) -> jax.Array:
-    """Returns the mean over groups; the first where all are equal, and of counters."""
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return x[0]
-    wide = x if jnp.iscomplexobj(x) else x.astype(working_dtype(x.dtype))
-    return jnp.where((x == x[:1]).all(0), x[0], wide.mean(0).astype(x.dtype))

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from pipejax._core.message import Message, Passengers, Reduced
+from pipejax._core.message import Exchange, Message, Passengers, Reduced, averaging
 from pipejax._core.rounds import (
     Arrival,
     Chunk,
@@ -164,6 +164,11 @@ class RoundConfig:
                 inner=inner,
             )
         return message_of(chunk, sent, shards)
+
+    def exchange(self, sent: SentChunk, reads: RoundReads) -> Exchange:
+        """Returns the exchange of a chunk, inside the program of a group."""
+        message, inner = self.message(*sent, reads.form), self.inner
+        return averaging(message, jnp.array(True), inner.sums_by, inner.axis_name)
 
     def sent(self, kind: StepKind, moves: Moves, reads: RoundReads) -> SentChunk:
         """Returns the part of a round that one group sends beside a step."""

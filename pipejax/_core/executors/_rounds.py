@@ -32,6 +32,7 @@ from ._initial_rounds import initial_rounds
 from ._own_collectives import OwnCollectiveError
 from ._round_config import (
     EXCHANGES,
+    REPORTS,
     TRAINS,
     Moves,
     Outcome,
@@ -141,11 +142,12 @@ class Rounds:
         return LocalState(state.shared, own, position), tuple(reports)
 
     def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
-        """Returns the lowered program of a step that exchanges a chunk."""
+        """Returns the lowered program of a step that exchanges the first chunk."""
         schedule = self.config.schedule_of(state.shared.form)
-        number = 0 if schedule.overlap_steps else None
-        kind = TRAINS if number is None else EXCHANGES
-        return self.executor.lower(kind, *_parted(state, kind, number), inputs)
+        kind, number = TRAINS, None
+        if schedule.overlap_steps:
+            kind, number = REPORTS if schedule.chunks == 1 else EXCHANGES, 0
+        return self.executor.lower(kind, *parted(state, kind, number), inputs)
 
     def check(self, state: LocalState) -> None:
         """Raises a `ValueError` if a state is not one of these rounds."""
@@ -177,7 +179,7 @@ class Rounds:
         self, state: LocalState, kind: StepKind, number: int | None, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
         """Trains on a batch, with the fused executor if the host's cannot."""
-        args = kind, *_parted(state, kind, number), inputs
+        args = kind, *parted(state, kind, number), inputs
         try:
             return self.executor.train(*args)
         except OwnCollectiveError as error:  # known once its program is compiled
@@ -193,7 +195,7 @@ class Rounds:
         """
         for number in range(state.shared.form.chunks):
             kind = _kind(state, number)
-            outcome = self.executor.exchange(kind, *_parted(state, kind, number))
+            outcome = self.executor.exchange(kind, *parted(state, kind, number))
             state = _applied(state, number, outcome)
         own = state.own._replace(reported=self._cleared(state.own.reported))
         position = state.position._replace(reported=np.int32(0))
@@ -230,7 +232,7 @@ def _kind(state: LocalState, number: int | None) -> StepKind:
     return StepKind(number is not None, bool(last and state.position.reported > 0))
 
 
-def _parted(
+def parted(
     state: LocalState, kind: StepKind, number: int | None
 ) -> tuple[Moves, RoundReads]:
     """Returns what a kind of step replaces and reads of a state."""

@@ -4,6 +4,7 @@ from ._flat import Chunk as Chunk
 from ._info import Arrival as Arrival
 from ._info import LocalInfo as LocalInfo
 from ._info import RoundInfo as RoundInfo
+from ._mean import mean_of_groups as mean_of_groups
 from ._model_state import agreed_on as agreed_on
 from ._model_state import at_agreed as at_agreed
 from ._model_state import changes_of as changes_of

@@ -13,13 +13,14 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from pipejax._core.message import Passengers
-from pipejax._core.step import Common, check_not_donated
+from pipejax._core.step import Common, check_not_donated, inner_state_specs
 from pipejax._internal.mesh import AxisName, auto_mesh, on_mesh, without_mesh
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.structures import of_leaves
-from pipejax._internal.types import CodecStates, ModelState, Tree
+from pipejax._internal.types import CodecStates, ModelState, Specs, Tree
 
 from ._flat import Chunk, added, sliced, whole
+from ._mean import mean_of_groups
 
 
 @jax.tree_util.register_static
@@ -109,25 +110,57 @@ class Form:
 
     @without_mesh()
     def params(self, chunks: Sequence[Chunk]) -> Any:
-        """Undoes `chunked`, outside of the programs of groups."""
-        found = self._params(tuple(chunks)) if self.specs else self.whole(chunks)
+        """Undoes `chunked`, outside of the programs of groups, also of shapes."""
+        if _has_shapes(chunks):
+            found = jax.tree.unflatten(self.structure, self.leaves)
+        elif self.specs:
+            found = self._params(tuple(chunks))
+        else:
+            found = self.whole(chunks)
         return self.typed(found, self.specs)
 
     @without_mesh()
     def typed(self, tree: Tree, specs: tuple[P, ...]) -> Any:
-        """Returns arrays with the axis types of the mesh, split by `specs`."""
+        """Returns arrays with the axis types of the mesh, split by `specs`.
+
+        Shapes get the sharding that arrays would have.
+        """
         leaves, structure = jax.tree.flatten(tree)
-        if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+        shapes = _has_shapes(tree)
+        if not shapes and not all(isinstance(leaf, jax.Array) for leaf in leaves):
             return tree
-        if not specs and auto_mesh(self.mesh) == self.mesh:
+        if not shapes and not specs and auto_mesh(self.mesh) == self.mesh:
             return tree
         places = [NamedSharding(self.mesh, x) for x in specs or (P(),) * len(leaves)]
-        found = [jax.device_put(*pair) for pair in zip(leaves, places, strict=True)]
+        put = _with_sharding if shapes else jax.device_put
+        found = [put(*pair) for pair in zip(leaves, places, strict=True)]
         return jax.tree.unflatten(structure, found)
+
+    @without_mesh()
+    def mean(self, tree: Tree, specs: Specs) -> Any:
+        """Returns the mean over groups, as `mean_of_groups`, split by `specs`."""
+        check_not_donated(tree)
+        mesh = auto_mesh(self.mesh)
+        places = jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), tree, specs)
+        split = tuple(place.spec for place in jax.tree.leaves(places))
+        if _has_shapes(tree):
+            return self.typed(jax.eval_shape(mean_of_groups, tree), split)
+        program = jax.jit(mean_of_groups, out_shardings=places)
+        # On CPUs, no other program with collectives may run at the same time.
+        found = jax.block_until_ready(program(jax.block_until_ready(tree)))
+        return self.typed(found, split)
 
     @functools.cached_property
     def _params(self) -> jax.stages.Wrapped:
         return jax.jit(on_mesh(self.whole, self.mesh, P(), P(), self.axis_name))
+
+
+def _has_shapes(tree: Tree) -> bool:
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(tree))
+
+
+def _with_sharding(shape: jax.ShapeDtypeStruct, place: NamedSharding) -> Any:
+    return shape.update(sharding=place)
 
 
 class GroupModel(NamedTuple):
@@ -237,6 +270,21 @@ class LocalState(NamedTuple):
         """Returns the model state that all groups agree on, after the last round."""
         form, specs = self.shared.form, self.local.shards.model_state
         return form.typed(self.shared.model_state, specs)
+
+    @property
+    def opt_state(self) -> Any:
+        """Returns the mean over groups of their states of the inner optimizer.
+
+        Counters are those of the first group. On several processes, groups exchange
+        their states, so that all processes must read this property.
+        """
+        specs = inner_state_specs(self.local).trainable.opt_state
+        return self.shared.form.mean(self.local.trainable.opt_state, specs)
+
+    @property
+    def step(self) -> jax.Array:
+        """Returns the number of steps that every group has taken, as `opt_state`."""
+        return self.shared.form.mean(self.local.step, P())
 
     @property
     def local(self) -> Common:

@@ -3,13 +3,16 @@
 import jax
 import numpy as np
 import optax
+from flax.training.train_state import TrainState
 
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
+from pipejax.flax import linen
 
 from ...groups import batches, local_step, params, placed
 from .sharded import whole
 
+TX = optax.adamw(1e-2)
 SETTINGS = {
     "late": {"sync_every": 3, "overlap_steps": 3, "warmup_steps": 2},
     "at once": {"sync_every": 4, "overlap_steps": 0},
@@ -52,3 +55,34 @@ def trained(name, folder=None, devices=None, executor="auto"):
     found = [np.float32(loss).tobytes().hex() for loss in losses]
     anchor = whole(train, state.params)
     return {"executor": train.executor.name, "anchor": anchor, "losses": found}
+
+
+def written_back(devices=None, executor="auto"):
+    """Returns a Linen `TrainState` after local steps, and what tools say of them.
+
+    There are two groups. With four devices, those of a group shard the model.
+    """
+    inside = (devices or jax.device_count()) == 4
+    names = ("host", "fsdp") if inside else "host"
+    mesh = pj.data_mesh(devices, axis_name=names, hosts=2 if inside else None)
+    train = local_step(
+        mesh, tx=TX, sync_every=3, overlap_steps=2, executor=executor, donate=True
+    )
+    given = placed(mesh, "fsdp") if inside else params()
+    before = TrainState.create(apply_fn=None, params=given, tx=TX)
+    state, rank = linen.init(train, before), jax.process_index()
+    for batch in batches(4):
+        mine = jax.tree.map(lambda x: np.split(x, jax.process_count())[rank], batch)
+        given = train.batch(mine, axis_name=names)
+        state, _ = train.step(state, given)
+    sent = [x.bytes for x in train.transfers(state, given) if x.devices == 2]
+    measured = pj.overlap.measure(train, state, given, rounds=2, steps=1)
+    after = linen.update(before, train.drain(state)[0])
+    found = after.params, after.opt_state, after.step
+    return {
+        "executor": train.executor.name,
+        "sent": sum(sent),
+        "measured": [len(times) for times in measured],
+        "step": int(after.step),
+        "state": whole(train, found),
+    }

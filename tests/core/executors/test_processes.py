@@ -330,6 +330,22 @@ def test_local_steps_of_two_processes_have_the_bits_of_one(ask, tmp_path, name):
     assert first["losses"] == second["losses"] == here["losses"]
 
 
+def test_local_steps_of_two_processes_are_written_back_to_flax(ask):
+    first, second = ask("written_back")
+    here = local_steps.written_back(devices=2, executor="host")
+    assert first == second == here
+    assert first["executor"] == "host"
+    assert first["step"] == 4
+    assert first["measured"] == [2, 2, 2]
+
+
+@FULL
+def test_local_steps_of_groups_in_processes_are_written_back_to_flax():
+    with contextlib.closing(Group(2, devices=2)) as group:
+        first, second = group.ask("written_back")
+    assert first == second == local_steps.written_back(devices=4, executor="host")
+
+
 @FULL
 @pytest.mark.parametrize("name", ["late", "at once"])
 def test_local_steps_of_groups_in_two_processes_have_the_bits_of_one(tmp_path, name):

@@ -515,6 +515,7 @@ TASKS = {
     "sleeps": sleeps,
     "sharded": sharded.saved_and_continued,
     "local_steps": local_steps.trained,
+    "written_back": local_steps.written_back,
     "pieces": pieces.saved_and_continued,
     "drawn": mixed.drawn,
     "of_kinds": mixed.of_kinds,

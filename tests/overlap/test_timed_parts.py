@@ -1,0 +1,78 @@
+"""Tests which steps `measure` times: with a chunk beside each, and with none."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import pipejax as pj
+from pipejax.overlap._timed_parts import parts_of, parts_of_rounds
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+
+(BATCH,) = batches(1)
+STEPS = 3
+
+
+def moved(train, state, steps):
+    """Returns for each step whether the anchor has moved in it."""
+    found = []
+    for _ in range(steps):
+        before, (state, _) = state, train.step(state, BATCH)
+        pairs = zip(*(jax.tree.leaves(x.params) for x in (before, state)), strict=True)
+        found.append(any(not np.array_equal(a, b) for a, b in pairs))
+    return found
+
+
+@pytest.mark.parametrize(("every", "overlap"), [(4, 4), (4, 2), (4, 1), (4, 0)])
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_every_whole_step_has_a_chunk_and_no_step_alone(executor, every, overlap):
+    train = pj.make_local_step(
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        sync_every=every,
+        overlap_steps=overlap,
+        executor=executor,
+        warmup_steps=1,
+    )
+    parts = parts_of_rounds(train, train.init(init_params()), STEPS)
+    assert parts.whole.executor.name == parts.alone.executor.name == executor
+    assert moved(parts.alone, parts.state, STEPS) == [False] * STEPS
+    # Chunks that travel beside the first step have nothing to move yet.
+    assert moved(parts.whole, parts.state, STEPS)[1:] == [True] * (STEPS - 1)
+
+
+@pytest.mark.parametrize("overlap", [1, 2])
+def test_exchange_alone_sums_a_chunk(overlap):
+    """It sums the first chunk, and leaves the state as it is."""
+    train = pj.make_local_step(
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        sync_every=2,
+        overlap_steps=overlap,
+        donate=True,
+    )
+    state, _ = train.step(train.init(init_params()), BATCH)
+    drained = pj.make_local_step(
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        sync_every=2,
+        overlap_steps=overlap,
+    ).drain(state)[0]
+    outcome = parts_of_rounds(train, state, STEPS).exchange()
+    assert_bits_equal(outcome.due.anchor, drained.shared.anchor[0])
+    assert (outcome.arrival is not None) == (overlap == 1)
+
+
+def test_step_alone_of_a_pipeline_sums_nothing():
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), width=3)
+    state = train.init(init_params())
+    parts = parts_of(train, state, BATCH, None)
+    assert parts.fills == 2
+    assert parts.alone.transfers(state, BATCH) == ()
+    assert parts.whole.transfers(state, BATCH) == train.transfers(state, BATCH)
+    reduced, _ = parts.exchange()
+    assert all(not leaf.any() for leaf in jax.tree.leaves(reduced.sum.gradients))
