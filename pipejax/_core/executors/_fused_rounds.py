@@ -72,7 +72,7 @@ class FusedRounds:
     def _train(self) -> dict[StepKind, jax.stages.Wrapped]:
         """Returns the program of each kind of step."""
         config = self.config.inner
-        options = options_for(config.mesh, at_once=False).kept
+        options = options_for(config.mesh, "rounds").kept
 
         def program(kind: StepKind) -> jax.stages.Wrapped:
             moves, reads, trained, outcome = self.config.specs(kind)
