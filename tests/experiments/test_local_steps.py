@@ -1,16 +1,21 @@
 """Tests the experiment on local steps: its table, and the methods of a host."""
 
 import itertools
+import json
 import pathlib
 
 import pytest
 import tyro
 
 from experiments import learning
-from experiments.local_steps import accuracy, cluster
+from experiments.local_steps import accuracy, cluster, compiled
 from experiments.local_steps._member import makers, turn
 from experiments.methods import Local, Problem
 from experiments.report import result
+from pipejax.overlap import inspect
+
+from ..overlap.test_topology import GPU as NEEDS_GPU
+from .here import limit_devices
 
 
 def test_compute_utilisation_is_compute_over_step():
@@ -76,3 +81,49 @@ def test_runs_have_the_tuned_rate():
     found = list(accuracy.runs(accuracy.Config(seeds=(0, 1)), tuning))
     assert len(found) == 2 * 2 * 7
     assert {run["rate"] for run in found} == {0.008}
+
+
+@NEEDS_GPU
+@pytest.mark.full
+def test_steps_compiled_for_two_hosts_hide_both_collectives(tmp_path, monkeypatch):
+    limit_devices(monkeypatch)
+    out, steps = tmp_path / "out.json", ("no chunk", "mean, int8")
+    name = "nano in groups on h100:1x2x2"
+    compiled.main(compiled.Config((name,), steps, out))
+    twin, coded = json.loads(out.read_text())["cells"]
+    assert twin["beside_chunk"] is None
+    assert coded["beside_chunk"] >= 0.95
+    assert coded["checks"]["inside"]
+    # Only a step with a codec has a residual.
+    assert coded["memory"] > twin["memory"] + 0.9
+
+
+def test_small_collectives_do_not_count_as_a_hidden_chunk():
+    """The large all-gather ends before the matmul begins, and the small one after."""
+    text = """HloModule step, is_scheduled=true, replica_count=2
+      ENTRY %main (p: f32[8,8], x: f32[1000], y: f32[1]) -> f32[2000] {
+        %p = f32[8,8] parameter(0)
+        %x = f32[1000] parameter(1)
+        %y = f32[1] parameter(2)
+        %large = (f32[1000], f32[2000]) all-gather-start(%x), dimensions={0}
+        %done = f32[2000] all-gather-done(%large)
+        %small = (f32[1], f32[2]) all-gather-start(%y), dimensions={0}
+        %matmul = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}
+        %end = f32[2] all-gather-done(%small)
+        ROOT %all = f32[2000] copy(%done)
+      }"""
+    found = inspect(text)
+    between = [each._replace(axes=("host",)) for each in found.collectives]
+    found = found._replace(collectives=tuple(between))
+    assert found.covered == 1
+    assert compiled.beside_chunk(found) == 0
+
+
+def test_compiled_result_has_every_program_of_a_clean_commit():
+    found = result("local_steps_compiled")
+    page = pathlib.Path(cluster.__file__).parents[2] / "docs" / "local_steps.md"
+    assert f"`{found['command']}`" in page.read_text()
+    cells = found["cells"]
+    names = [(cell["model"], cell["step"]) for cell in cells]
+    assert names == [*itertools.product(compiled.CELLS, compiled.STEPS)]
+    assert not any("dirty" in cell["commit"] for cell in cells)
