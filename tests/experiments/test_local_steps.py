@@ -99,24 +99,22 @@ def test_steps_compiled_for_two_hosts_hide_both_collectives(tmp_path, monkeypatc
 
 
 def test_small_collectives_do_not_count_as_a_hidden_chunk():
-    """The large all-gather ends before the matmul begins, and the small one after."""
-    text = """HloModule step, is_scheduled=true, replica_count=2
-      ENTRY %main (p: f32[8,8], x: f32[1000], y: f32[1]) -> f32[2000] {
-        %p = f32[8,8] parameter(0)
-        %x = f32[1000] parameter(1)
-        %y = f32[1] parameter(2)
-        %large = (f32[1000], f32[2000]) all-gather-start(%x), dimensions={0}
-        %done = f32[2000] all-gather-done(%large)
-        %small = (f32[1], f32[2]) all-gather-start(%y), dimensions={0}
-        %matmul = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}
-        %end = f32[2] all-gather-done(%small)
-        ROOT %all = f32[2000] copy(%done)
-      }"""
-    found = inspect(text)
-    between = [each._replace(axes=("host",)) for each in found.collectives]
-    found = found._replace(collectives=tuple(between))
+    """Only the small all-reduce has the matmul beside it."""
+    found = inspect("""HloModule step, is_scheduled=true, replica_count=2
+ENTRY %main (p: f32[8,8], x: f32[1000], y: f32[1]) -> f32[1000] {
+  %p = f32[8,8] parameter(0)
+  %x = f32[1000] parameter(1)
+  %y = f32[1] parameter(2)
+  %large = f32[1000] all-reduce-start(%x), replica_groups={}
+  %done = f32[1000] all-reduce-done(%large)
+  %small = f32[1] all-reduce-start(%y), replica_groups={}
+  %matmul = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}
+  %end = f32[1] all-reduce-done(%small)
+  ROOT %all = f32[1000] copy(%done)
+}""")
+    between = tuple(each._replace(axes=("host",)) for each in found.collectives)
     assert found.covered == 1
-    assert compiled.beside_chunk(found) == 0
+    assert compiled.beside_chunk(found._replace(collectives=between)) == 0
 
 
 def test_compiled_result_has_every_program_of_a_clean_commit():
