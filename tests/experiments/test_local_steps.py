@@ -1,17 +1,22 @@
 """Tests the experiment on local steps: its table, and the methods of a host."""
 
 import itertools
+import json
 import pathlib
 
 import pytest
 import tyro
 
 from experiments import learning
-from experiments.local_steps import _learn, accuracy, cluster, equal_time
+from experiments.local_steps import _learn, accuracy, cluster, compiled, equal_time
 from experiments.local_steps._learn import SYNCHRONOUS, Method, known_as, local
 from experiments.local_steps._member import makers, turn
 from experiments.methods import Local, Problem
 from experiments.report import result
+from pipejax.overlap import inspect
+
+from ..overlap.test_topology import GPU as NEEDS_GPU
+from .here import limit_devices
 
 
 def test_compute_utilisation_is_compute_over_step():
@@ -96,3 +101,47 @@ def test_best_round_at_once_is_compared_after_equal_time():
     _, row = equal_time.rows(cells, 1000)
     losses = ["0.700", "0.800", "16", "-0.100 ± 0.000"]
     assert row == ["mnist", "adamw", "4", *losses]
+
+
+@NEEDS_GPU
+@pytest.mark.full
+def test_steps_compiled_for_two_hosts_hide_both_collectives(tmp_path, monkeypatch):
+    limit_devices(monkeypatch)
+    out, steps = tmp_path / "out.json", ("no chunk", "mean, int8")
+    name = "nano in groups on h100:1x2x2"
+    compiled.main(compiled.Config((name,), steps, out))
+    twin, coded = json.loads(out.read_text())["cells"]
+    assert twin["beside_chunk"] is None
+    assert coded["beside_chunk"] >= 0.95
+    assert coded["checks"]["inside"]
+    # Only a step with a codec has a residual.
+    assert coded["memory"] > twin["memory"] + 0.9
+
+
+def test_small_collectives_do_not_count_as_a_hidden_chunk():
+    """Only the small all-reduce has the matmul beside it."""
+    found = inspect("""HloModule step, is_scheduled=true, replica_count=2
+ENTRY %main (p: f32[8,8], x: f32[1000], y: f32[1]) -> f32[1000] {
+  %p = f32[8,8] parameter(0)
+  %x = f32[1000] parameter(1)
+  %y = f32[1] parameter(2)
+  %large = f32[1000] all-reduce-start(%x), replica_groups={}
+  %done = f32[1000] all-reduce-done(%large)
+  %small = f32[1] all-reduce-start(%y), replica_groups={}
+  %matmul = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}
+  %end = f32[1] all-reduce-done(%small)
+  ROOT %all = f32[1000] copy(%done)
+}""")
+    between = tuple(each._replace(axes=("host",)) for each in found.collectives)
+    assert found.covered == 1
+    assert compiled.beside_chunk(found._replace(collectives=between)) == 0
+
+
+def test_compiled_result_has_every_program_of_a_clean_commit():
+    found = result("local_steps_compiled")
+    page = pathlib.Path(cluster.__file__).parents[2] / "docs" / "local_steps.md"
+    assert f"`{found['command']}`" in page.read_text()
+    cells = found["cells"]
+    names = [(cell["model"], cell["step"]) for cell in cells]
+    assert names == [*itertools.product(compiled.CELLS, compiled.STEPS)]
+    assert not any("dirty" in cell["commit"] for cell in cells)

@@ -103,7 +103,7 @@ class Fused:
         """Returns the accepted options, and those that the compiler refused."""
         config = self.config
         at_once = config.width == 1 or config.step.settings.delayed is not None
-        return options_for(config.mesh, at_once=at_once)
+        return options_for(config.mesh, "at once" if at_once else "delayed")
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:

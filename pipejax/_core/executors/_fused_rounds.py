@@ -74,7 +74,7 @@ class FusedRounds:
     @property
     def options(self) -> Options:
         """Returns the accepted options, and those that the compiler refused."""
-        return options_for(self.config.inner.mesh, at_once=False)
+        return options_for(self.config.inner.mesh, "rounds")
 
     @functools.cached_property
     def _train(self) -> dict[StepKind, jax.stages.Wrapped]:

@@ -9,7 +9,7 @@ compiler, and left out if the compiler refuses it.
 
 import functools
 import logging
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,17 @@ GPU = {
 # XLA would merge all-reduces up to 30 MB, so that the first one starts late. If all are
 # delayed, they are there when the step begins, and few long all-reduces are best.
 GPU_AT_ONCE = {**GPU, "xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20}
+# By default, all collectives count as equally long. The second collective of a codec
+# may then start after those that the devices of a group need for the backward pass.
+GPU_ROUNDS = {**GPU, "xla_gpu_enable_analytical_latency_estimator": True}
+Use = Literal["delayed", "at once", "rounds"]
+"""What a program exchanges: delayed gradients, also those of the step, or a chunk."""
+
+GPU_BY_USE: dict[Use, dict[str, Any]] = {
+    "delayed": GPU,
+    "at once": GPU_AT_ONCE,
+    "rounds": GPU_ROUNDS,
+}
 TPU_V5E = {
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
@@ -61,15 +72,12 @@ class Options(NamedTuple):
 
 
 @functools.cache
-def options_for(mesh: Mesh, *, at_once: bool) -> Options:
-    """Returns the options for a step's devices, tried on the compiler.
-
-    `at_once` says that some gradients are exchanged in the step that computes them.
-    """
+def options_for(mesh: Mesh, use: Use) -> Options:
+    """Returns the options for a step's devices, tried on the compiler."""
     device = mesh.devices.flat[0]
     wanted: dict[str, Any] = {}
     if device.platform in ("gpu", "cuda"):
-        wanted = GPU_AT_ONCE if at_once else GPU
+        wanted = GPU_BY_USE[use]
     elif device.platform == "tpu":
         wanted = TPU.get(device.device_kind, {})
     return probe(mesh, wanted)
@@ -99,7 +107,7 @@ def compiler_options(mesh: Mesh, width: int = 2) -> dict[str, Any]:
       >>> compiler_options(data_mesh(1))
       {}
     """
-    return dict(options_for(mesh, at_once=width == 1).kept)
+    return dict(options_for(mesh, "at once" if width == 1 else "delayed").kept)
 
 
 def probe(mesh: Mesh, wanted: dict[str, Any]) -> Options:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.typing import ArrayLike
 
 from pipejax._core.message import (
@@ -34,6 +35,7 @@ from pipejax._core.message import (
     valid_at_once,
 )
 from pipejax._core.step import Common, Inputs, Step, StepInfo, apply
+from pipejax._internal.keys import as_numbers
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce
@@ -125,7 +127,10 @@ def arrived(
     )
     outer = jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, state.outer)
     refused = state.refused + ~keep
-    return state._replace(anchor=after, outer=outer, refused=refused), correction
+    due = state._replace(anchor=after, outer=outer, refused=refused)
+    # Otherwise, XLA computes the correction again for each array that it moves, and
+    # keeps all that it is made of.
+    return as_numbers(lax.optimization_barrier, (due, correction))
 
 
 def message_of(chunk: Chunk, sent: RoundPassengers | None, shards: Shards) -> Message:

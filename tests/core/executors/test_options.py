@@ -10,8 +10,10 @@ import pipejax as pj
 from pipejax._core.executors._options import (
     GPU,
     GPU_AT_ONCE,
+    GPU_ROUNDS,
     TPU_SPARSE_CORE,
     TPU_V5E,
+    options_for,
     probe,
 )
 
@@ -70,6 +72,14 @@ def test_options_depend_on_backend_and_generation(target, width, expected):
     assert dropped.keys() <= {"xla_gpu_experimental_use_collective_kernels"}
     assert train.executor.name == "fused"
     assert pj.compiler_options(mesh, width) == kept
+
+
+@NEEDS_GPU
+def test_rounds_estimate_how_long_collectives_take():
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x1x8"))
+    kept, dropped = options_for(mesh, "rounds")
+    assert kept.keys() | dropped.keys() == GPU_ROUNDS.keys()
+    assert kept["xla_gpu_enable_analytical_latency_estimator"]
 
 
 @NEEDS_GPU
