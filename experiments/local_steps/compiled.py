@@ -17,9 +17,8 @@ outer optimizer and of the codec that the step does not exchange. It is given in
 of the parameters, or of a device's shards of them, in float32. The program does not
 depend on the number of steps H of a round, which is checked for H = V and H = 4 V.
 
-The share of FLOPs is summed over the collectives of a chunk that send at least a
-hundredth of its bytes. They wait for each other, so none of them run side by side.
-That of the collectives inside a group is their mean, weighted by the bytes they send.
+The share of FLOPs beside a chunk counts each FLOP once. That of the collectives inside
+a group is their mean, weighted by the bytes they send.
 
 The programs are compiled from shapes, for devices that need not be there, and do not
 run. Compute is in bfloat16, with one sequence on each device.
@@ -225,7 +224,7 @@ def figures(
     bar = 2.1 + (1 / groups if step == "Nesterov" else 0)
     inside = difference_inside(twin, found, "host")
     shares = [x.share_by.get(("fsdp",)) for x in (hand, twin, found)]
-    beside = beside_chunk(found)
+    beside = found.covered_by.get(("host",))
     least = max((x for x in shares[:2] if x is not None), default=0.0)
     return {
         "beside_chunk": beside,
@@ -248,18 +247,6 @@ def figures(
         "report": {k: v for k, v in found.to_dict().items() if k != "collectives"},
         **report.origin(),
     }
-
-
-def beside_chunk(found: Report) -> float | None:
-    """Returns the share of FLOPs beside the collectives of a chunk, if there is one.
-
-    A few numbers that travel beside the whole step do not count.
-    """
-    between = [c for c in found.collectives if c.axes == ("host",)]
-    if not between:
-        return None
-    least = sum(c.wire_bytes for c in between) / 100
-    return min(1.0, sum(c.share for c in between if c.wire_bytes >= least))
 
 
 def rows(cells: list[dict[str, Any]]) -> list[list[str]]:

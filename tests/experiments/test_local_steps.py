@@ -13,7 +13,6 @@ from experiments.local_steps._learn import SYNCHRONOUS, Method, known_as, local
 from experiments.local_steps._member import makers, turn
 from experiments.methods import Local, Problem
 from experiments.report import result
-from pipejax.overlap import inspect
 
 from ..overlap.test_topology import GPU as NEEDS_GPU
 from .here import limit_devices
@@ -116,25 +115,6 @@ def test_steps_compiled_for_two_hosts_hide_both_collectives(tmp_path, monkeypatc
     assert coded["checks"]["inside"]
     # Only a step with a codec has a residual.
     assert coded["memory"] > twin["memory"] + 0.9
-
-
-def test_small_collectives_do_not_count_as_a_hidden_chunk():
-    """Only the small all-reduce has the matmul beside it."""
-    found = inspect("""HloModule step, is_scheduled=true, replica_count=2
-ENTRY %main (p: f32[8,8], x: f32[1000], y: f32[1]) -> f32[1000] {
-  %p = f32[8,8] parameter(0)
-  %x = f32[1000] parameter(1)
-  %y = f32[1] parameter(2)
-  %large = f32[1000] all-reduce-start(%x), replica_groups={}
-  %done = f32[1000] all-reduce-done(%large)
-  %small = f32[1] all-reduce-start(%y), replica_groups={}
-  %matmul = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}
-  %end = f32[1] all-reduce-done(%small)
-  ROOT %all = f32[1000] copy(%done)
-}""")
-    between = tuple(each._replace(axes=("host",)) for each in found.collectives)
-    assert found.covered == 1
-    assert compiled.beside_chunk(found._replace(collectives=between)) == 0
 
 
 def test_compiled_result_has_every_program_of_a_clean_commit():

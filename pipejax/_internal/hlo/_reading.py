@@ -15,6 +15,10 @@ from ._schedule import Finder, Span
 # collective. The key `None` stands for any collective.
 Covered = collections.defaultdict[tuple[str, ...] | None, float]
 
+_LIGHT = 0.01
+"""The share of all bytes below which a collective covers no FLOPs: what a few numbers
+wait for says nothing about the others."""
+
 
 class Reading:
     """A walk over the computations of a module, in the order they run."""
@@ -27,10 +31,15 @@ class Reading:
         # Found so far. The `share` of a collective is 0 until `report` sets it.
         self.collectives: list[Collective] = []
         self.schedule: list[Item] = []
+        # The names of collectives that cover no FLOPs, among those over given axes.
+        self.light: dict[tuple[str, ...] | None, set[str]] = {}
 
     def report(self) -> Report:
         entry = self.module.entry
         total = self.counter.whole(entry.name)
+        self._walk(entry, 1, 0)
+        self.light = _light(self.collectives)
+        self.collectives, self.schedule = [], []
         covered = self._walk(entry, 1, 0)[1]
         self._check_complete()
         flops = total.flops
@@ -103,9 +112,10 @@ class Reading:
         under: dict[tuple[str, ...] | None, set[int]] = {None: set()}
         for span in spans:
             running = {i for stretch in span.stretches for i in stretch}
-            under[None] |= running
-            if self.axes is not None:
-                under.setdefault(self.axes.of(span.op), set()).update(running)
+            keys = [None] if self.axes is None else [None, self.axes.of(span.op)]
+            for axes in keys:
+                counts = span.name not in self.light.get(axes, ())
+                under.setdefault(axes, set()).update(running if counts else ())
         return under
 
     def _inner(self, op: Instruction, times: int, place: int) -> tuple[int, Covered]:
@@ -173,3 +183,16 @@ class Reading:
                     f"it is a collective in {name}, which no loop, branch, fusion or"
                     " asynchronous instruction of the schedule calls",
                 )
+
+
+def _light(found: list[Collective]) -> dict[tuple[str, ...] | None, set[str]]:
+    """Returns the names of light collectives, among all and among those over axes."""
+    sent: dict[tuple[str, ...] | None, dict[str, float]] = {}
+    for each in found:
+        for axes in {None, each.axes}:
+            names = sent.setdefault(axes, collections.defaultdict(float))
+            names[each.name] += each.times * each.wire_bytes
+    return {
+        axes: {x for x, bytes in names.items() if bytes < _LIGHT * sum(names.values())}
+        for axes, names in sent.items()
+    }

@@ -89,14 +89,16 @@ class Report(NamedTuple):
       matmuls: Number of matmuls and convolutions that one device runs.
       collectives: A `Collective` for each collective, in the order of the schedule.
       covered: Share of `flops` that runs while at least one collective is in progress,
-        from 0 to 1; `None` for a program without FLOPs.
+        from 0 to 1; `None` for a program without FLOPs. Collectives that send less than
+        a hundredth of all bytes do not count.
       uncounted: Instructions whose FLOPs are missing from `flops`, or counted once
         although they may run several times, each with the reason.
       schedule: Compute and collectives in the order of the schedule, for `timeline`. A
         loop without collectives is one item, a loop with collectives is drawn as one
         iteration, and a conditional with collectives as its largest branch.
       covered_by: The same share for the collectives over given mesh axes, by the names
-        of the axes; empty for a program without FLOPs, or if the mesh is not known.
+        of the axes; empty for a program without FLOPs, or if the mesh is not known. A
+        hundredth is then that of the bytes over these axes.
       memory: Memory that the program needs on one device. `None` if `inspect` was given
         HLO text, which does not contain it, or if the backend does not report it.
 

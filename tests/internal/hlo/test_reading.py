@@ -1,6 +1,8 @@
 """Tests the numbers of a whole module: loops, branches, and covered collectives."""
 
+import jax
 import pytest
+from jax.sharding import AxisType
 
 from pipejax.overlap import inspect
 
@@ -27,6 +29,35 @@ def test_collective_in_a_loop_is_counted_for_every_iteration():
     assert (c.times, c.matmuls, c.flops) == (5, 5, 5 * FLOPS)
     assert c.bytes == 400  # the bytes of one execution
     assert report.covered == report.share == pytest.approx(5 / 12)
+
+
+# The large all-reduce ends before the matmul begins, and the small one after.
+LIGHT = """HloModule step, is_scheduled=true, replica_count=4
+ENTRY %main (p: f32[8,8], x: f32[1000], y: f32[9]) -> f32[1000] {
+  %p = f32[8,8] parameter(0)
+  %x = f32[1000] parameter(1)
+  %y = f32[9] parameter(2)
+  %large = f32[1000] all-reduce-start(%x), replica_groups={{0,1},{2,3}}
+  %done = f32[1000] all-reduce-done(%large)
+  %small = f32[9] all-reduce-start(%y), replica_groups={GROUPS}
+  %matmul = f32[8,8] dot(%p, %p), lhs_contracting_dims={1}
+  %end = f32[9] all-reduce-done(%small)
+  ROOT %all = f32[1000] copy(%done)
+}"""
+
+
+def test_light_collective_covers_nothing():
+    mesh = jax.make_mesh((2, 2), ("host", "device"), axis_types=2 * (AxisType.Auto,))
+    report = inspect(LIGHT.replace("{GROUPS}", "{{0,1},{2,3}}"), mesh=mesh)
+    assert [each.share for each in report.collectives] == [0, 1]
+    assert (report.covered, report.covered_by) == (0, {("device",): 0})
+    # Over other axes, the small one is all there is.
+    report = inspect(LIGHT.replace("{GROUPS}", "{{0,2},{1,3}}"), mesh=mesh)
+    assert report.covered == 0
+    assert report.covered_by == {("device",): 0, ("host",): 1}
+    # With a hundredth of the bytes, it counts.
+    report = inspect(LIGHT.replace("f32[9]", "f32[11]").replace("{GROUPS}", "{}"))
+    assert report.covered == 1
 
 
 BRANCHES = f"""
