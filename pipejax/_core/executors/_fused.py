@@ -41,6 +41,7 @@ from pipejax._core.step import (
     inputs_over,
     state_of,
 )
+from pipejax._internal.mesh import inner_axes
 from pipejax._internal.structures import no_leaf
 
 from ._config import StepConfig
@@ -102,8 +103,10 @@ class Fused:
     def options(self) -> Options:
         """Returns the accepted options, and those that the compiler refused."""
         config = self.config
-        at_once = config.width == 1 or config.step.settings.delayed is not None
-        return options_for(config.mesh, "at once" if at_once else "delayed")
+        if config.width == 1 or config.step.settings.delayed is not None:
+            return options_for(config.mesh, "at once")
+        grouped = inner_axes(config.mesh, config.axis_name)
+        return options_for(config.mesh, "mixed" if grouped else "delayed")
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:

@@ -74,7 +74,7 @@ class FusedRounds:
     @property
     def options(self) -> Options:
         """Returns the accepted options, and those that the compiler refused."""
-        return options_for(self.config.inner.mesh, "rounds")
+        return options_for(self.config.inner.mesh, "mixed")
 
     @functools.cached_property
     def _train(self) -> dict[StepKind, jax.stages.Wrapped]:

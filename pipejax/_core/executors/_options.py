@@ -32,14 +32,15 @@ GPU = {
 GPU_AT_ONCE = {**GPU, "xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20}
 # By default, all collectives count as equally long. The second collective of a codec
 # may then start after those that the devices of a group need for the backward pass.
-GPU_ROUNDS = {**GPU, "xla_gpu_enable_analytical_latency_estimator": True}
-Use = Literal["delayed", "at once", "rounds"]
-"""What a program exchanges: delayed gradients, also those of the step, or a chunk."""
+GPU_MIXED = {**GPU, "xla_gpu_enable_analytical_latency_estimator": True}
+Use = Literal["delayed", "at once", "mixed"]
+"""What a program exchanges: delayed gradients, also those of the step, or something
+that is there when the step begins, beside collectives inside groups."""
 
 GPU_BY_USE: dict[Use, dict[str, Any]] = {
     "delayed": GPU,
     "at once": GPU_AT_ONCE,
-    "rounds": GPU_ROUNDS,
+    "mixed": GPU_MIXED,
 }
 TPU_V5E = {
     "xla_enable_async_all_reduce": True,

@@ -10,10 +10,9 @@ import pipejax as pj
 from pipejax._core.executors._options import (
     GPU,
     GPU_AT_ONCE,
-    GPU_ROUNDS,
+    GPU_MIXED,
     TPU_SPARSE_CORE,
     TPU_V5E,
-    options_for,
     probe,
 )
 
@@ -75,11 +74,16 @@ def test_options_depend_on_backend_and_generation(target, width, expected):
 
 
 @NEEDS_GPU
-def test_rounds_estimate_how_long_collectives_take():
-    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x1x8"))
-    kept, dropped = options_for(mesh, "rounds")
-    assert kept.keys() | dropped.keys() == GPU_ROUNDS.keys()
-    assert kept["xla_gpu_enable_analytical_latency_estimator"]
+def test_groups_and_local_steps_estimate_how_long_collectives_take():
+    topology = pj.overlap.topology("h100:1x2x4")
+    mesh = pj.data_mesh(devices=topology, axis_name=("host", "device"))
+    grouped = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh, axis_name="host")
+    mesh = pj.data_mesh(devices=topology)
+    rounds = pj.make_local_step(loss_fn, optax.sgd(0.1), mesh=mesh)
+    for train in (grouped, rounds):
+        kept, dropped = train.executor.options
+        assert kept.keys() | dropped.keys() == GPU_MIXED.keys()
+        assert kept["xla_gpu_enable_analytical_latency_estimator"]
 
 
 @NEEDS_GPU
