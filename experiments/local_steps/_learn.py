@@ -149,8 +149,12 @@ def of_seeds(runs: list[Run], wanted: Run) -> list[Run]:
 
 
 def change(runs: list[Run], base: list[Run]) -> str:
-    """Returns the mean change of test loss, with its error, over the seeds of both."""
+    """Returns the mean change of test loss over seeds, with its error.
+
+    It is empty unless the runs have the seeds of `base`.
+    """
+    if {run["seed"] for run in runs} != {run["seed"] for run in base}:
+        return ""
     if diverged(runs):
         return "diverged"
-    changes = differences(runs, base, "test_loss")
-    return spread(changes, 3) if changes else ""
+    return spread(differences(runs, base, "test_loss"), 3)

@@ -75,11 +75,11 @@ def rows(cells: list[Run]) -> list[list[str]]:
     """Returns titles, then a row for each task, optimizer and length of a round.
 
     A cell is the change of test loss from synchronous training: the mean over seeds,
-    with its standard error.
+    with its standard error. It is empty until all seeds have been run. Rows and columns
+    without any cell are left out.
     """
     lengths = sorted({x["sync_every"] for x in cells if x["method"] == "local"})
-    titles = ["task", "optimizer", "test loss, synchronous", "H", *columns(1)]
-    table = [titles]
+    table = [["task", "optimizer", "test loss, synchronous", "H", *columns(1)]]
     names = dict.fromkeys((x["task"], x["optimizer"], x["steps"]) for x in cells)
     for (task, optimizer, steps), every in itertools.product(names, lengths):
         base, *ended = (
@@ -87,9 +87,11 @@ def rows(cells: list[Run]) -> list[list[str]]:
             for method in (SYNCHRONOUS, *columns(every).values())
         )
         mean = f"{statistics.mean(run['test_loss'] for run in base):.3f}"
-        changes = (change(runs, base) for runs in ended)
-        table.append([task, optimizer, mean, str(every), *changes])
-    return table
+        changes = [change(runs, base) for runs in ended]
+        if any(changes):
+            table.append([task, optimizer, mean, str(every), *changes])
+    there = [any(column) for column in zip(*table[1:], strict=True)]
+    return [list(itertools.compress(row, there)) for row in table]
 
 
 if __name__ == "__main__":

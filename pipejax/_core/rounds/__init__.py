@@ -1,6 +1,7 @@
 """Rounds of local steps: what a group does alone, and what groups exchange."""
 
 from ._flat import Chunk as Chunk
+from ._form import Form as Form
 from ._info import Arrival as Arrival
 from ._info import LocalInfo as LocalInfo
 from ._info import RoundInfo as RoundInfo
@@ -16,7 +17,6 @@ from ._round import inner_step as inner_step
 from ._round import message_of as message_of
 from ._round import reporting as reporting
 from ._round import synchronous_step as synchronous_step
-from ._state import Form as Form
 from ._state import GroupModel as GroupModel
 from ._state import GroupState as GroupState
 from ._state import LocalState as LocalState

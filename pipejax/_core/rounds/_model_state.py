@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from pipejax._core.message import Message, Reduced, mean_as, travelling
 from pipejax._internal.types import ModelState, Tree
 
-from ._state import Form
+from ._form import Form
 
 
 def changes_of(form: Form, own: ModelState, agreed: ModelState) -> Tree:

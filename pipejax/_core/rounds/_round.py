@@ -41,7 +41,8 @@ from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce
 
 from ._flat import Chunk
-from ._state import Form, RoundPassengers
+from ._form import Form
+from ._state import RoundPassengers
 
 
 class ChunkState(NamedTuple):
