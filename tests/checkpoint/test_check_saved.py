@@ -1,6 +1,5 @@
 """Tests which checkpoints a train step can continue: by loss function and kind."""
 
-import functools
 import re
 
 import jax
@@ -43,8 +42,6 @@ OTHERS = {
 }
 
 
-# Tests share train steps, and with them traced programs.
-@functools.cache
 def made(loss_fn, devices=2, **options):
     """Returns a train step, and what its `init` takes."""
     options = {"mesh": pj.data_mesh(devices)} | options

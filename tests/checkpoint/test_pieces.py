@@ -1,7 +1,5 @@
 """Tests checkpoints of runs whose optimizer is sharded."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -14,8 +12,6 @@ from ..helpers import assert_bits_equal, batches
 FULL = pytest.mark.full
 
 
-# Tests share train steps, and with them traced programs.
-@functools.cache
 def made(name, devices):
     train = pieces.make(name, devices)
     return train, train.init(pieces.params())

@@ -1,6 +1,5 @@
 """Tests that frozen parameters cost nothing, against an adapter that trains alone."""
 
-import functools
 import logging
 
 import jax
@@ -52,8 +51,6 @@ def partition(tx):
     return optax.partition({"adapter": tx, "base": optax.set_to_zero()}, labels)
 
 
-# Tests share train steps, and with them traced programs.
-@functools.cache
 def make(loss, tx, *, grouped=False, **settings):
     """Makes a train step of two devices, or of two groups of two devices."""
     mesh = pj.data_mesh(2)
