@@ -77,7 +77,7 @@ def covering(cases: Sequence[tuple[str, ...]], strength: int) -> set[int]:
     return kept
 
 
-def each(names: Iterable[str], *, full: Iterable[str]) -> list[Any]:
+def each(names: Iterable[Any], *, full: Iterable[Any]) -> list[Any]:
     """Marks as `full` the names of variants, which another name tests already."""
     left_out = set(full)
     return [

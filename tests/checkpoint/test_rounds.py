@@ -1,5 +1,6 @@
 """Tests that local steps continue from a checkpoint inside a round."""
 
+import functools
 import logging
 
 import jax
@@ -20,11 +21,15 @@ from .helpers import init, train_step
 FEEDBACK = two_shot(error_feedback(int8(8)))
 
 
-def made(name="fsdp", groups=2, **settings):
+def new(name="fsdp", groups=2, **settings):
     mesh = mesh_of(groups, name)
     settings = {"sync_every": 4, "overlap_steps": 3} | settings
     train = local_step(mesh, outer_tx=optax.sgd(0.7, momentum=0.9), **settings)
     return train, placed(mesh, name)
+
+
+# Tests share local steps, and with them traced programs.
+made = functools.cache(new)
 
 
 def run(train, state, steps, first=0):
@@ -127,14 +132,14 @@ def test_other_rounds_are_refused(tmp_path, settings, message):
         restored(tmp_path, *made(**settings))
 
 
-@pytest.mark.parametrize("groups", [2, 4])
-@pytest.mark.parametrize(("every", "overlap"), [(3, 3), (6, 3), (2, 0)])
-def test_timed_rounds_are_restored(tmp_path, groups, every, overlap):
+@grid(1, groups=[2, 4], rounds=[(3, 3), (6, 3), (2, 0)])
+def test_timed_rounds_are_restored(tmp_path, groups, rounds):
     """A step that times its rounds takes those of the checkpoint."""
+    every, overlap = rounds
     train, params = made(sync_every=every, overlap_steps=overlap)
     state = run(train, train.init(params), 7)
     saved(tmp_path, train, state)
-    timed, params = made(groups=groups, sync_every="auto", overlap_steps=None)
+    timed, params = new(groups=groups, sync_every="auto", overlap_steps=None)
     found = restored(tmp_path, timed, params)
     assert found.state.shared.form.schedule == train.rounds.config.schedule
     wanted = state if groups == 2 else train.drain(state)[0]

@@ -178,5 +178,5 @@ def test_every_method_fits_every_optimizer(method, optimizer):
         optax.clip_by_global_norm(1.0),
     )
     params = {"matrix": jnp.ones((2, 3)), "bias": jnp.ones(3)}
-    updates, _ = tx.update(params, tx.init(params), params)
+    updates, _ = jax.jit(tx.update)(params, jax.jit(tx.init)(params), params)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(updates))

@@ -75,7 +75,8 @@ def test_curvature_is_between_its_bounds(smooth):
 def test_curvature_of_squares_reaches_its_bounds():
     for name in ("quadratic", "least squares", "ridge"):
         problem = PROBLEMS[name]()
-        h = in_float64(jax.hessian(problem.loss_fn), problem.optimum, problem.examples)
+        hessian = jax.jit(jax.hessian(problem.loss_fn))
+        h = in_float64(hessian, problem.optimum, problem.examples)
         eigenvalues = np.linalg.eigvalsh(h)
         assert eigenvalues[0] == pytest.approx(problem.strong_convexity)
         assert eigenvalues[-1] == pytest.approx(problem.smoothness)

@@ -10,7 +10,7 @@ import pipejax as pj
 from experiments.corrections import average_gradients
 from pipejax import stability
 
-from ..grid import grid
+from ..grid import each, grid
 from .families import FAMILIES, averaged, decayed, heavy_ball, nesterov, sgd
 
 # The limits of a plain delay.
@@ -24,7 +24,7 @@ max_curvature, max_learning_rate, spectral_radius = (
 )
 
 
-@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("width", each(range(1, 9), full=range(4, 8)))
 def test_limit_of_sgd_equals_its_closed_form(width):
     # z^(K-1) (z - 1) = -x on the unit circle, which roots leave at the angle pi / (2 K
     # - 1).
@@ -105,7 +105,7 @@ def test_limit_of_a_plain_delay_is_found_at_any_scale(
         assert radii[-1] > 1, width
 
 
-@pytest.mark.parametrize("width", range(2, 9))
+@pytest.mark.parametrize("width", each(range(2, 9), full=range(4, 8)))
 def test_limit_of_predicted_sgd_equals_its_closed_form(width):
     # z^(K-1) + x (z^(K-2) + ... + 1) has roots of unity at x = 1.
     limit = stability.max_learning_rate(sgd, width)

@@ -32,7 +32,7 @@ def net():
 
 def formed(params, x, y):
     flat, unravel = ravel_pytree(params)
-    return jax.hessian(lambda v: net_loss(unravel(v), x, y))(flat)
+    return jax.jit(jax.hessian(lambda v: net_loss(unravel(v), x, y)))(flat)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 50])

@@ -1,5 +1,7 @@
 """Tests gradients that travel as float16, whose sum float16 cannot hold."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,8 @@ WAYS = {
 }
 
 
+# Tests share train steps, and with them traced programs.
+@functools.cache
 def make(*, param_dtype=jnp.float32, devices=DEVICES, **settings):
     """Returns a step and its state. The gradients are the batch's means."""
 

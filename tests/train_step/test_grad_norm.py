@@ -17,8 +17,9 @@ FULL = pytest.mark.full
 DTYPES = {"float32": None, "float16": jnp.float16, "bfloat16": jnp.bfloat16}
 
 
+@jax.jit
 def by_hand(params, batch):
-    return float(optax.tree.norm(jax.grad(loss_fn)(params, batch)))
+    return optax.tree.norm(jax.grad(loss_fn)(params, batch))
 
 
 def even_params():

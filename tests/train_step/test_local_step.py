@@ -1,5 +1,7 @@
 """Tests what a local step is given: metrics, weights, keys, and bad batches."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,12 +13,17 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
+from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 
 
-def made(loss, **settings):
+def new(loss, **settings):
     settings = {"mesh": pj.data_mesh(4), "sync_every": 2, "overlap_steps": 1} | settings
     return pj.make_local_step(loss, optax.adamw(1e-2), **settings)
+
+
+# Tests share local steps, and with them traced programs.
+made = functools.cache(new)
 
 
 def test_metrics_and_weights_of_a_round_are_means():
@@ -249,8 +256,7 @@ def test_params_are_read_under_any_mesh():
             assert np.array_equal(state.params["out"], init_params()["out"])
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("donate", [False, True])
+@grid(1, executor=["fused", "host"], donate=[False, True])
 def test_timed_round_is_one_of_as_many_steps(monkeypatch, executor, donate):
     def timed(step, exchange):
         jax.block_until_ready([run() for run in (step, step, exchange, exchange)])
@@ -263,7 +269,7 @@ def test_timed_round_is_one_of_as_many_steps(monkeypatch, executor, donate):
         "donate": donate,
         "all_reduce": pj.collectives.two_shot(codec),
     }
-    train = made(loss_fn, sync_every="auto", overlap_steps=None, **settings)
+    train = new(loss_fn, sync_every="auto", overlap_steps=None, **settings)
     plain = made(loss_fn, sync_every=3, overlap_steps=3, **settings)
     ends = []
     for each in (train, plain):
@@ -276,7 +282,7 @@ def test_timed_round_is_one_of_as_many_steps(monkeypatch, executor, donate):
 
 
 def test_steps_and_an_exchange_are_timed():
-    train = made(loss_fn, sync_every="auto", overlap_steps=None)
+    train = new(loss_fn, sync_every="auto", overlap_steps=None)
     state = train.init(init_params(), batch=batches(1)[0])
     assert len(state.shared.anchor) >= 1
     state, _ = train.step(state, batches(1)[0])
@@ -287,6 +293,6 @@ def test_steps_and_an_exchange_are_timed():
     "batch", [None, jax.eval_shape(lambda: batches(1)[0])], ids=["none", "shapes"]
 )
 def test_timing_without_arrays_is_refused(batch):
-    train = made(loss_fn, sync_every="auto", overlap_steps=None)
+    train = new(loss_fn, sync_every="auto", overlap_steps=None)
     with pytest.raises(ValueError, match="`batch` must be a batch of arrays"):
         train.init(init_params(), batch=batch)

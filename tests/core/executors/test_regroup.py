@@ -1,5 +1,7 @@
 """Tests that a state moves to other groups without losing what they have changed."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from pipejax._core.executors import regrouped
 from ...groups import batches, local_step, params
 
 
+# Tests share local steps, and with them traced programs.
+@functools.cache
 def made(groups):
     return local_step(pj.data_mesh(groups), sync_every=3, overlap_steps=2)
 

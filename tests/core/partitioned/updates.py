@@ -30,9 +30,9 @@ def split_of(leaf):
 def planned(tx):
     """Returns an update with its arguments, and the program for pieces of them."""
     params, gradients = arrays(0), arrays(1)
-    state = tx.init(params)
+    state, moved = jax.jit(tx.init)(params), jax.jit(tx.update)
     for seed in (2, 3):  # moments that are not zero
-        _, state = tx.update(arrays(seed), state, params)
+        _, state = moved(arrays(seed), state, params)
 
     def update(gradients, state, params):
         updates, state = tx.update(gradients, state, params)

@@ -1,5 +1,7 @@
 """Tests the rules of prediction against formulas by hand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +32,9 @@ def own(gradients=G, *, valid=YES, usable=YES):
 
 def ahead(tx, state, *, known=YES, mean=M, in_flight=None):
     """Returns a prediction, from one gradient in flight unless others are given."""
-    given = kind(tx, len(in_flight or [0])), updating(tx), W, state
-    return predicted(*given, Mean(mean, ZERO, known), in_flight or [own()])
+    given = kind(tx, len(in_flight or [0])), updating(tx)
+    compiled = jax.jit(functools.partial(predicted, *given))
+    return compiled(W, state, Mean(mean, ZERO, known), in_flight or [own()])
 
 
 KINDS = {

@@ -1,5 +1,7 @@
 """Local steps by hand: every group trains alone, and chunks are exchanged beside it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,13 +40,45 @@ def trained(loss_fn, tx, outer_tx, params, batches, rounds, groups, chunks=None)
         chunks = jax.tree.map(lambda x: chunk_of(x, count), params)
     anchor = jax.tree.map(jnp.asarray, params)
     outer = [outer_tx.init(anchor)] * count
-    local, gradient = [(anchor, tx.init(anchor))] * groups, jax.jit(jax.grad(loss_fn))
+    states, own = [tx.init(anchor)] * groups, [anchor] * groups
+    update, exchange = _inner(loss_fn, tx), _outer(outer_tx)
 
-    def exchanged(anchor, local, sent, number):
+    def exchanged(anchor, own, sent, number):
         inside = jax.tree.map(lambda x: x == number, chunks)
-        mean = jax.tree.map(lambda *x: sum(x) / groups, *sent)
         # Each chunk has a state of its own, of which the elements inside are used.
-        updates, outer[number] = outer_tx.update(mean, outer[number], anchor)
+        anchor, own, outer[number] = exchange(anchor, own, sent, outer[number], inside)
+        return anchor, own
+
+    for step, batch in enumerate(batches):
+        place = step % every
+        sent = _differences(anchor, own)
+        for i, share in enumerate(shares(batch, groups)):
+            own[i], states[i] = update(own[i], states[i], share)
+        number = place * overlap // every
+        if (place + 1) * overlap // every > number:
+            anchor, own = exchanged(anchor, own, sent, number)
+        if not overlap and place + 1 == every:
+            anchor, own = exchanged(anchor, own, _differences(anchor, own), 0)
+    return anchor, own
+
+
+# Compiled, because every operation that runs alone is a program of its own.
+@functools.cache
+def _inner(loss_fn, tx):
+    @jax.jit
+    def update(w, state, share):
+        updates, state = tx.update(jax.grad(loss_fn)(w, share), state, w)
+        return optax.apply_updates(w, updates), state
+
+    return update
+
+
+@functools.cache
+def _outer(tx):
+    @jax.jit
+    def exchange(anchor, own, sent, state, inside):
+        mean = jax.tree.map(lambda *x: sum(x) / len(sent), *sent)
+        updates, state = tx.update(mean, state, anchor)
         moved = optax.apply_updates(anchor, updates)
         after = jax.tree.map(jnp.where, inside, moved, anchor)
 
@@ -54,22 +88,11 @@ def trained(loss_fn, tx, outer_tx, params, batches, rounds, groups, chunks=None)
                 *(w, d, after, anchor, inside),
             )
 
-        pairs = zip(local, sent, strict=True)
-        return after, [(of_group(w, d), state) for (w, state), d in pairs]
+        return after, [of_group(*pair) for pair in zip(own, sent, strict=True)], state
 
-    def differences(anchor, local):
-        return [jax.tree.map(jnp.subtract, anchor, w) for w, _ in local]
+    return exchange
 
-    for step, batch in enumerate(batches):
-        place = step % every
-        sent = differences(anchor, local)
-        for i, share in enumerate(shares(batch, groups)):
-            w, state = local[i]
-            updates, state = tx.update(gradient(w, share), state, w)
-            local[i] = optax.apply_updates(w, updates), state
-        number = place * overlap // every
-        if (place + 1) * overlap // every > number:
-            anchor, local = exchanged(anchor, local, sent, number)
-        if not overlap and place + 1 == every:
-            anchor, local = exchanged(anchor, local, differences(anchor, local), 0)
-    return anchor, [w for w, _ in local]
+
+@jax.jit
+def _differences(anchor, own):
+    return [jax.tree.map(jnp.subtract, anchor, w) for w in own]

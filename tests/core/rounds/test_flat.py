@@ -1,5 +1,7 @@
 """Tests that a pytree in chunks is the same pytree again."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ TREE = {
 }
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def chunked(tree, count, specs=()):
     return [sliced(tree, number, count, specs) for number in range(count)]
 
@@ -27,7 +30,7 @@ def test_chunks_of_equal_size_hold_every_element(chunks):
     found = chunked(TREE, chunks)
     for name in ("float32", "float16"):
         assert len({chunk[name].shape for chunk in found}) == 1
-    chex.assert_trees_all_equal(whole(found, TREE), TREE)
+    chex.assert_trees_all_equal(jax.jit(whole)(found, TREE), TREE)
 
 
 def test_chunk_is_a_slice_of_every_array():
@@ -47,7 +50,7 @@ def test_chunk_is_added_to_its_own_elements(number):
     found = added(TREE, jax.tree.map(lambda x: 10 * x, chunk), number, 2)
     parts = chunked(TREE, 2)
     parts[int(number)] = jax.tree.map(lambda x: 11 * x, chunk)
-    chex.assert_trees_all_equal(found, whole(parts, TREE))
+    chex.assert_trees_all_equal(found, jax.jit(whole)(parts, TREE))
 
 
 def test_array_without_elements_is_cut():

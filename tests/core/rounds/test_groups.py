@@ -1,5 +1,7 @@
 """Tests local steps of groups of several devices against groups of one."""
 
+import functools
+
 import chex
 import jax
 import numpy as np
@@ -20,11 +22,16 @@ from .by_hand import chunk_of, trained
 NESTEROV = optax.sgd(0.7, 0.9, nesterov=True)
 
 
+# Tests share local steps, and with them traced programs.
+@functools.cache
+def made(mesh, tx=OPTIMIZERS["adamw"], **settings):
+    settings = {"sync_every": 3, "overlap_steps": 2, "outer_tx": NESTEROV} | settings
+    return pj.make_local_step(loss_fn, tx, mesh=mesh, axis_name="host", **settings)
+
+
 def run(name, groups=2, steps=8, kind=AxisType.Auto, **settings):
     mesh = mesh_of(groups, name, kind)
-    settings = {"sync_every": 3, "overlap_steps": 2, "outer_tx": NESTEROV} | settings
-    tx = settings.pop("tx", OPTIMIZERS["adamw"])
-    train = pj.make_local_step(loss_fn, tx, mesh=mesh, axis_name="host", **settings)
+    train = made(mesh, **settings)
     state = train.init(placed(mesh, name))
     for batch in batches(steps):
         given = train.batch(batch, axis_name=("host", SPLITS[name][0][0]))

@@ -1,5 +1,7 @@
 """Tests that groups agree on a model state in every round."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -89,6 +91,8 @@ def by_hand(data, groups, every, overlap):
     return agreed, own
 
 
+# Tests share local steps, and with them traced programs.
+@functools.cache
 def made(executor="fused", inside=False, groups=4, **settings):
     names = ("host", "device") if inside else "host"
     mesh = pj.data_mesh(groups, axis_name=names, hosts=2 if inside else None)

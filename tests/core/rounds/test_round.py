@@ -1,5 +1,8 @@
 """Tests local steps of all settings against local steps by hand."""
 
+import functools
+import itertools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -19,12 +22,17 @@ from ...helpers import (
 )
 from .by_hand import trained
 
+SGD = optax.sgd(0.1)
 OUTER = {"mean": optax.sgd(1.0), "nesterov": optax.sgd(0.7, 0.9, nesterov=True)}
 
 
-def run(tx, groups, every, overlap, steps=17, outer_tx=None, loss=loss_fn, **settings):
-    train = pj.make_local_step(
-        loss,
+# Tests share local steps, and with them traced programs.
+made = functools.cache(pj.make_local_step)
+
+
+def run(tx, groups, every, overlap, steps=17, outer_tx=None, **settings):
+    train = made(
+        loss_fn,
         tx,
         mesh=pj.data_mesh(groups),
         outer_tx=outer_tx,
@@ -40,15 +48,18 @@ def run(tx, groups, every, overlap, steps=17, outer_tx=None, loss=loss_fn, **set
     return train, state, infos
 
 
+ROUNDS = [(1, 0), (1, 1), (3, 0), (3, 1), (3, 3), (8, 0), (8, 1), (8, 3), (8, 8)]
+
+
+# Both executors run all rounds, and all numbers of groups train with all optimizers.
 @grid(
-    2,
-    executor=["fused", "host"],
-    groups=[1, 2, 4, 6],
-    rounds=[(1, 0), (1, 1), (3, 0), (3, 1), (3, 3), (8, 0), (8, 1), (8, 3), (8, 8)],
-    tx=OPTIMIZERS,
-    outer=OUTER,
+    1,
+    form=itertools.product(["fused", "host"], ROUNDS),
+    training=itertools.product(OPTIMIZERS, [6, 4, 2, 1]),
+    outer=["nesterov", "mean"],
 )
-def test_groups_train_as_by_hand(executor, groups, rounds, tx, outer):
+def test_groups_train_as_by_hand(form, training, outer):
+    (executor, rounds), (tx, groups) = form, training
     every, overlap = rounds
     args = OPTIMIZERS[tx], groups, every, overlap
     _, state, _ = run(*args, outer_tx=OUTER[outer], executor=executor)
@@ -67,7 +78,7 @@ def test_groups_train_as_by_hand(executor, groups, rounds, tx, outer):
 
 
 def test_rounds_of_one_step_are_synchronous_training():
-    _, state, _ = run(optax.sgd(0.1), 4, 1, 0)
+    _, state, _ = run(SGD, 4, 1, 0)
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(4), width=1)
     wanted = train.init(init_params())
     for batch in batches(17, size=24):
@@ -78,7 +89,7 @@ def test_rounds_of_one_step_are_synchronous_training():
 @grid(1, steps=[3, 6, 7, 8, 9], executor=["fused", "host"])
 def test_drained_groups_are_the_same_and_keep_all_progress(steps, executor):
     """With a mean outside, a drain gives the mean of what the groups have."""
-    train, state, infos = run(optax.sgd(0.1), 4, 3, 2, steps, executor=executor)
+    train, state, infos = run(SGD, 4, 3, 2, steps, executor=executor)
     wanted = jax.tree.map(lambda x: x.mean(0), state.local.trainable.params)
     drained, reports = train.drain(state)
     found = jax.device_get(drained.local.trainable.params)
@@ -135,7 +146,7 @@ def test_group_skips_its_own_step_of_nan():
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
 def test_drain_leaves_no_nan_in_the_next_report(executor):
-    train, state, _ = run(optax.sgd(0.1), 2, 3, 1, steps=4, executor=executor)
+    train, state, _ = run(SGD, 2, 3, 1, steps=4, executor=executor)
     (bad,) = batches(1, size=24, seed=3)
     bad["x"][0] = np.nan
     state, _ = train.step(state, bad)
@@ -149,7 +160,7 @@ def test_drain_leaves_no_nan_in_the_next_report(executor):
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
 def test_chunk_with_nan_moves_no_group(executor):
-    train, state, _ = run(optax.sgd(0.1), 2, 4, 2, steps=4, executor=executor)
+    train, state, _ = run(SGD, 2, 4, 2, steps=4, executor=executor)
     trainable = state.local.trainable
     # The last element of the first group is in the last chunk.
     bad = trainable.params["out"].at[0, -1, -1].set(jnp.nan)

@@ -1,5 +1,6 @@
 """Tests the rule that model state follows, against the same recursion by hand."""
 
+import functools
 import warnings
 
 import jax
@@ -93,6 +94,8 @@ def assert_close(found, wanted):
         np.testing.assert_allclose(found[name], value, err_msg=name, **CLOSE)
 
 
+# Tests share train steps, and with them traced programs.
+@functools.cache
 def make(loss=loss, *, grouped=False, **settings):
     """Makes a train step of two devices, or of two groups of two devices."""
     mesh = pj.data_mesh(2)

@@ -46,7 +46,7 @@ def both(tx, axis_name=HOSTS, **settings):
 
 
 @grid(
-    2,
+    1,
     executor=["fused", "host"],
     tx=["clip+adamw", "momentum"],
     settings=[
