@@ -2,11 +2,12 @@
 
 Claim: with a transformer of 1 and 7 billion parameters, which the GPUs of a host or the
 chips of a TPU slice shard, at least 0.95 of the FLOPs lie under the exchange between
-hosts or slices. In a synchronous step (D-Sync), at most 0.01 do. The collectives inside
-a group are those of the synchronous step, and as much compute lies under them, apart
-from 1B with a sharded optimizer and 7B on v5e, where up to 0.04 less does. The bar for
-the memory of a step of delay is 1.1 shards of the gradients, and 0.2 more with
-prediction. Only the steps with eight bits and those with a sharded optimizer meet it.
+hosts or slices, apart from 1B with a sharded optimizer (0.94). In a synchronous step
+(D-Sync), at most 0.01 do. The collectives inside a group are those of the synchronous
+step, and as much compute lies under them, apart from 7B on v5e, where 0.04 less does.
+The bar for the memory of a step of delay is 1.1 shards of the gradients, and 0.2 more
+with prediction. On GPUs, predicted steps of 1B, steps with eight bits and those with a
+sharded optimizer meet it.
 
 The limit of the share is 1. A device sends its shards only: the bytes of the exchange
 are those of the parameters divided by the devices of a group. With eight bits, they are
