@@ -26,6 +26,7 @@ from experiments.conversions import _table as conversions
 from experiments.convex import __main__ as convex
 from experiments.faults import __main__ as faults
 from experiments.faults import endurance, goodput, start
+from experiments.local_steps import accuracy as local_accuracy
 from experiments.local_steps import cluster as local_cluster
 from experiments.local_steps import compiled as local_compiled
 from experiments.replicas import _table as replicas
@@ -92,6 +93,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "levels": _of(levels.table, "levels", "rows"),
     "memory": _overlap.memory,
     "overhead": _of(overhead.table, "overhead", "models"),
+    "local_steps.accuracy": _of(local_accuracy.rows, "local_steps_accuracy", "cells"),
     "local_steps.cluster": _of(local_cluster.rows, "local_steps_cluster", "cells"),
     "local_steps.compiled": _of(local_compiled.rows, "local_steps_compiled", "cells"),
     "overlap.gpus": _overlap.gpus,
