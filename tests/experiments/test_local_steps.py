@@ -14,6 +14,7 @@ from experiments.local_steps._member import makers, turn
 from experiments.methods import Local, Problem
 from experiments.report import result
 
+from ..grid import each
 from ..overlap.test_topology import GPU as NEEDS_GPU
 from .here import limit_devices
 
@@ -53,7 +54,12 @@ def test_command_in_the_documents_has_its_result():
     assert f"`{found['command']}`" in page.read_text()
 
 
-@pytest.mark.parametrize("method", [Method("pipeline", 2), local(2, 2, "int4")])
+PIPELINE = Method("pipeline", 2)
+
+
+@pytest.mark.parametrize(
+    "method", each([PIPELINE, local(2, 2, "int4")], full=[PIPELINE])
+)
 def test_run_ends_with_the_test_loss_of_the_anchor(method, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 60)

@@ -42,9 +42,9 @@ def test_last_chunk_moves_a_group_but_keeps_the_progress_since():
     sent = SentChunk(difference, RoundPassengers(report, jnp.array([1.5])))
     reads = RoundReads(np.int32(1), np.int32(2), jnp.float32(6), form)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, jnp.array([1.0]), report)
-    summed = Reduced.of(total, jnp.array(True)), {}
+    reduced = Reduced.of(total, jnp.array(True))
     model = stacked(GroupModel(jnp.array([5.0, 0.0]), jnp.float32(8)))
-    outcome = rounds().after(model, due, sent, reads, summed)
+    outcome = rounds().after(model, due, sent, reads, reduced)
     assert outcome.due.anchor["float32"] == 2
     assert outcome.arrival.loss == 4 / 2
     # The group sent 1.5 of a mean of 0.5, and had gone on to 8.
