@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 import pipejax as pj
-from experiments import learning, report
+from experiments import learning, methods, report
 from experiments.convergence import (
     OPTIMIZERS,
     Run,
@@ -123,7 +123,7 @@ def make_step(
     mesh, every, name = pj.data_mesh(GROUPS), run["sync_every"], run["codec"]
     all_reduce: collectives.AllReduce = collectives.psum()
     if name is not None:
-        all_reduce = collectives.two_shot(codecs.error_feedback(CODECS[name]))
+        all_reduce = methods.fed_back(CODECS[name])
     if run["method"] == "pipeline":
         return pj.make_train_step(
             loss, tx, mesh=mesh, width=every, all_reduce=all_reduce

@@ -16,7 +16,7 @@ import tyro
 from experiments import methods
 from experiments.cluster import member
 from experiments.methods import Local, Method, Problem
-from pipejax import codecs, collectives
+from pipejax import codecs
 
 LEAST = 16  # timed steps of a turn, at least
 
@@ -37,15 +37,10 @@ class Config:
     """File to which the first host writes its figures. By default, it prints them."""
 
 
-def coded(codec: codecs.Codec) -> collectives.AllReduce:
-    """Returns the algorithm with a codec that sends later what it loses."""
-    return collectives.two_shot(codecs.error_feedback(codec))
-
-
 def makers(every: int) -> dict[str, Callable[[Problem], Method]]:
     """Returns what makes each method, by name."""
     steps = ("compute", "D-Sync", "Pipe-SGD")
-    int8, int4 = coded(codecs.int8()), coded(codecs.int4())
+    int8, int4 = map(methods.fed_back, (codecs.int8(), codecs.int4()))
     return {
         **{name: functools.partial(methods.make, name) for name in steps},
         "local, at once": lambda problem: Local(problem, every, 0),

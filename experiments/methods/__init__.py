@@ -10,6 +10,7 @@ from ._method import Batch as Batch
 from ._method import Method as Method
 from ._named import NAMES as NAMES
 from ._named import NotInstalledError as NotInstalledError
+from ._named import fed_back as fed_back
 from ._named import make as make
 from ._pipejax import Pipejax as Pipejax
 from ._problem import Problem as Problem

@@ -38,7 +38,7 @@ def _ring(codec: str) -> Callable[[], collectives.AllReduce]:
     return lambda: collectives.ring(codecs.named(codec))
 
 
-def _fed_back(codec: codecs.Codec) -> collectives.AllReduce:
+def fed_back(codec: codecs.Codec) -> collectives.AllReduce:
     """Returns the algorithm with a codec that sends later what it loses."""
     return collectives.two_shot(codecs.error_feedback(codec))
 
@@ -63,7 +63,7 @@ def _at_once(rank: int) -> Make:
 
 def _local(codec: codecs.Codec) -> Make:
     """Returns what makes local steps whose length hides the exchange."""
-    return lambda problem: Local(problem, "auto", all_reduce=_fed_back(codec))
+    return lambda problem: Local(problem, "auto", all_reduce=fed_back(codec))
 
 
 def _asynchronous(problem: AnyProblem) -> Method:
@@ -103,8 +103,8 @@ NAMES: dict[str, Make] = {
     "Pipe-SGD, truncate": _ours(2, _ring("truncate")),
     "Pipe-SGD, int8": _ours(2, _ring("int8")),
     "Pipe-SGD, int4": _ours(2, _ring("int4")),
-    "Pipe-SGD, int8 fed back": _ours(2, lambda: _fed_back(codecs.int8())),
-    "Pipe-SGD, int4 fed back": _ours(2, lambda: _fed_back(codecs.int4())),
+    "Pipe-SGD, int8 fed back": _ours(2, lambda: fed_back(codecs.int8())),
+    "Pipe-SGD, int4 fed back": _ours(2, lambda: fed_back(codecs.int4())),
     "Pipe-SGD, PowerSGD": _ours(2, _power_sgd()),
     "Pipe-SGD, rank 4 at once": _at_once(4),
     "Pipe-SGD, rank 16 at once": _at_once(16),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -88,12 +87,6 @@ class TextProblem:
     def start(self) -> Any:
         """Returns the parameters at the start, in the memory of the host."""
         return jax.device_get(jax.jit(self._init)())
-
-    @property
-    def elements(self) -> int:
-        """Returns the number of parameters."""
-        shapes = jax.tree.leaves(jax.eval_shape(self._init))
-        return sum(math.prod(leaf.shape) for leaf in shapes)
 
     def flags(self, prefix: str = "--problem.") -> list[str]:
         """Returns the flags of this problem for the command line of another program."""

@@ -1,8 +1,8 @@
 """Races ways to train nanoGPT's model for CPUs on four hosts with slow links.
 
-Question: on links of 100 Mbit/s, on which an exchange of all gradients takes far longer
-than the compute of a step, which validation loss do users reach in which time, and with
-how many bytes?
+Question: how does the validation loss fall over seconds, and over bytes sent, on links
+of 100 Mbit/s, where an exchange of all gradients takes far longer than the compute of a
+step?
 
 All ways train on the same batches from the same parameters, with the learning rate that
 nanoGPT documents for synchronous training. The hosts share the cores of this machine.
@@ -28,20 +28,9 @@ from experiments import cluster, report
 from experiments.convergence import Run, found, spread
 from experiments.methods import TextProblem
 
-from ._picture import picture
+from ._picture import COLORS, picture
 
 HOSTS = 4
-METHODS = (
-    "local steps, int4",
-    "Pipe-SGD, int4 fed back",
-    "Pipe-SGD, int8 fed back",
-    "Pipe-SGD",
-    "DDP, PowerSGD, rank 4",
-    "DDP, PowerSGD",
-    "DDP, fp16",
-    "DDP",
-    "D-Sync",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +41,7 @@ class Config:
     """The text. Its last tenth is for validation."""
     rate: str = "100mbit"
     """The rate of the link of each host."""
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = tuple(COLORS)
     """The ways to train, by their names in `experiments.methods`."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the parameters and of the batches."""

@@ -8,6 +8,7 @@ import numpy as np
 from experiments.convergence import Run
 from pipejax._internal.figures import new_figure
 
+# The ways to train that take part, those that are expected to be quick first.
 COLORS = {
     "local steps, int4": "tab:blue",
     "Pipe-SGD, int4 fed back": "tab:cyan",

@@ -75,7 +75,7 @@ def parts_of_rounds(train: LocalTrainStep, state: LocalState, steps: int) -> Tim
     state, _ = jax.block_until_ready(whole.drain(state))
     # A round that is under way has something to report.
     state = state._replace(position=Position.at(0, 1))
-    kind = StepKind(exchanges=True, reports=form.chunks == 1)
+    kind = StepKind.of(0, form.chunks)
     args = parted(state, kind, 0)
     return TimedParts(
         # The first chunk of such a round comes after the steps that are timed.

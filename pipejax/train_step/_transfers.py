@@ -100,7 +100,7 @@ def transfers_of_round(
     return tuple(
         transfer
         for number in (numbers if chunk is None else [chunk])
-        for transfer in of(StepKind(number is not None, number == last))
+        for transfer in of(StepKind.of(number, schedule.chunks))
     )
 
 

@@ -28,6 +28,17 @@ def full_loss(params, batch, *, model_state, rng):
     return loss, pj.Aux(metrics={"squared": loss**2}, model_state=after)
 
 
+def begun(train):
+    (batch,) = batches(1)
+    state = train.init(
+        init_params(),
+        model_state={"seen": np.float32(0)},
+        rng=jax.random.PRNGKey(0),
+        batch=batch,
+    )
+    return state, batch
+
+
 @EACH
 def test_measurement_has_three_times_and_leaves_the_state_alone(executor, width):
     train = pj.make_train_step(
@@ -39,13 +50,7 @@ def test_measurement_has_three_times_and_leaves_the_state_alone(executor, width)
         donate=True,
         warmup_steps=1,
     )
-    (batch,) = batches(1)
-    state = train.init(
-        init_params(),
-        model_state={"seen": np.float32(0)},
-        rng=jax.random.PRNGKey(0),
-        batch=batch,
-    )
+    state, batch = begun(train)
     state, _ = train.step(state, batch)
     before = jax.tree.map(np.array, state)
     measured = pj.overlap.measure(train, state, batch, rounds=3, steps=2)
@@ -123,13 +128,7 @@ def test_local_step_is_measured_and_its_state_left_alone(executor, overlap):
         donate=True,
         warmup_steps=1,
     )
-    (batch,) = batches(1)
-    state = train.init(
-        init_params(),
-        model_state={"seen": np.float32(0)},
-        rng=jax.random.PRNGKey(0),
-        batch=batch,
-    )
+    state, batch = begun(train)
     for _ in range(2):
         state, _ = train.step(state, batch)
     before = jax.tree.map(np.array, state)

@@ -24,18 +24,16 @@ def moved(train, state, steps):
     return found
 
 
+def local_step(**settings):
+    mesh = pj.data_mesh(2)
+    return pj.make_local_step(loss_fn, optax.sgd(0.1), mesh=mesh, **settings)
+
+
 @pytest.mark.parametrize(("every", "overlap"), [(4, 4), (4, 2), (4, 1), (4, 0)])
 @pytest.mark.parametrize("executor", ["fused", "host"])
 def test_every_whole_step_has_a_chunk_and_no_step_alone(executor, every, overlap):
-    train = pj.make_local_step(
-        loss_fn,
-        optax.sgd(0.1),
-        mesh=pj.data_mesh(2),
-        sync_every=every,
-        overlap_steps=overlap,
-        executor=executor,
-        warmup_steps=1,
-    )
+    rounds = {"sync_every": every, "overlap_steps": overlap}
+    train = local_step(executor=executor, warmup_steps=1, **rounds)
     parts = parts_of_rounds(train, train.init(init_params()), STEPS)
     assert parts.whole.executor.name == parts.alone.executor.name == executor
     assert moved(parts.alone, parts.state, STEPS) == [False] * STEPS
@@ -46,22 +44,10 @@ def test_every_whole_step_has_a_chunk_and_no_step_alone(executor, every, overlap
 @pytest.mark.parametrize("overlap", [1, 2])
 def test_exchange_alone_sums_a_chunk(overlap):
     """It sums the first chunk, and leaves the state as it is."""
-    train = pj.make_local_step(
-        loss_fn,
-        optax.sgd(0.1),
-        mesh=pj.data_mesh(2),
-        sync_every=2,
-        overlap_steps=overlap,
-        donate=True,
-    )
+    rounds = {"sync_every": 2, "overlap_steps": overlap}
+    train = local_step(donate=True, **rounds)
     state, _ = train.step(train.init(init_params()), BATCH)
-    drained = pj.make_local_step(
-        loss_fn,
-        optax.sgd(0.1),
-        mesh=pj.data_mesh(2),
-        sync_every=2,
-        overlap_steps=overlap,
-    ).drain(state)[0]
+    drained, _ = local_step(**rounds).drain(state)
     outcome = parts_of_rounds(train, state, STEPS).exchange()
     assert_bits_equal(outcome.due.anchor, drained.shared.anchor[0])
     assert (outcome.arrival is not None) == (overlap == 1)

@@ -34,8 +34,12 @@ GPU_AT_ONCE = {**GPU, "xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20}
 # may then start after those that the devices of a group need for the backward pass.
 GPU_MIXED = {**GPU, "xla_gpu_enable_analytical_latency_estimator": True}
 Use = Literal["delayed", "at once", "mixed"]
-"""What a program exchanges: delayed gradients, also those of the step, or something
-that is there when the step begins, beside collectives inside groups."""
+"""The kind of exchange in a program.
+
+- "delayed": The gradients of an earlier step.
+- "at once": Also gradients that the step itself computes.
+- "mixed": What is known when the step begins, beside collectives inside groups.
+"""
 
 GPU_BY_USE: dict[Use, dict[str, Any]] = {
     "delayed": GPU,

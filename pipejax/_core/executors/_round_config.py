@@ -47,6 +47,14 @@ class StepKind(NamedTuple):
     exchanges: bool = False
     reports: bool = False
 
+    @classmethod
+    def of(cls, number: int | None, chunks: int) -> "StepKind":
+        """Returns the kind of a step with this of several chunks, or none, beside it.
+
+        There is something to report.
+        """
+        return cls(number is not None, number == chunks - 1)
+
 
 TRAINS = StepKind()
 EXCHANGES = StepKind(exchanges=True)

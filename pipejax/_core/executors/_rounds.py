@@ -31,8 +31,6 @@ from ._host_rounds import HostRounds
 from ._initial_rounds import initial_rounds
 from ._own_collectives import OwnCollectiveError
 from ._round_config import (
-    EXCHANGES,
-    REPORTS,
     TRAINS,
     Moves,
     Outcome,
@@ -144,9 +142,8 @@ class Rounds:
     def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
         """Returns the lowered program of a step that exchanges the first chunk."""
         schedule = self.config.schedule_of(state.shared.form)
-        kind, number = TRAINS, None
-        if schedule.overlap_steps:
-            kind, number = REPORTS if schedule.chunks == 1 else EXCHANGES, 0
+        number = 0 if schedule.overlap_steps else None
+        kind = StepKind.of(number, schedule.chunks)
         return self.executor.lower(kind, *parted(state, kind, number), inputs)
 
     def check(self, state: LocalState) -> None:
@@ -227,9 +224,9 @@ class Rounds:
 
 def _kind(state: LocalState, number: int | None) -> StepKind:
     """Returns the kind of a step with this chunk, or with none, beside it."""
-    last = number == state.shared.form.chunks - 1
+    kind = StepKind.of(number, state.shared.form.chunks)
     # Nothing is to be reported beside the first of all steps.
-    return StepKind(number is not None, bool(last and state.position.reported > 0))
+    return kind if state.position.reported else kind._replace(reports=False)
 
 
 def parted(

@@ -16,8 +16,8 @@ from ._schedule import Finder, Span
 Covered = collections.defaultdict[tuple[str, ...] | None, float]
 
 _LIGHT = 0.01
-"""The share of all bytes below which a collective covers no FLOPs: what a few numbers
-wait for says nothing about the others."""
+"""A collective that sends less than this share of all bytes covers no FLOPs. Compute
+beside a few numbers does not show that the gradients are hidden."""
 
 
 class Reading:

@@ -103,7 +103,7 @@ def test_copy_of_a_step_has_the_same_bits():
 @pytest.mark.parametrize("names", ["data", ("host", "device")])
 @pytest.mark.filterwarnings("ignore:nothing is split")
 def test_chunks_are_summed_by_copy_on_another_device(names, overlap):
-    """As for GPUs of one process, whose chunks are summed on a CPU."""
+    """A CPU sums the chunks of all GPUs of a process, for which devices stand here."""
     groups = names if isinstance(names, str) else names[0]
     size = {"hosts": 2} if names != groups else {}
     settings = {"mesh": pj.data_mesh(4, axis_name=names, **size), "sync_every": 3}
