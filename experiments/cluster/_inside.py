@@ -14,8 +14,12 @@ from ._environment import environment
 from ._network import Network
 from ._start import cores
 
-# A host has a network and a host name of its own. Its command waits for its cable.
-_HOST = ("unshare", "--net", "--uts", "sh", "-c", 'echo && read _ && exec "$@"', "sh")
+# A host has a network, a host name and a `/dev/shm` of its own, and sees the disks that
+# others mount. Its command waits for its cable.
+_HOST = (
+    *("unshare", "--net", "--uts", "--mount", "--propagation", "unchanged"),
+    *("sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && echo && read _ && exec "$@"', "sh"),
+)
 
 
 def run(network: Network, command: Sequence[str]) -> int:
@@ -25,6 +29,7 @@ def run(network: Network, command: Sequence[str]) -> int:
       0, or the exit code of the first host that failed.
     """
     _name_hosts(network)
+    _share_mounts()
     _network.switch()
     hosts = [_host(network, rank, command) for rank in range(network.size)]
     for host in hosts:
@@ -55,6 +60,13 @@ def _name_hosts(network: Network) -> None:
         pathlib.Path(file.name).chmod(0o644)
         # The mount keeps the file when its name is deleted.
         subprocess.run(["mount", "--bind", file.name, "/etc/hosts"], check=True)
+
+
+def _share_mounts() -> None:
+    """Lets hosts see what others mount, but for what is mounted on `/dev/shm`."""
+    subprocess.run(["mount", "--make-rshared", "/"], check=True)
+    subprocess.run(["mount", "--bind", "/dev/shm", "/dev/shm"], check=True)
+    subprocess.run(["mount", "--make-private", "/dev/shm"], check=True)
 
 
 def _host(

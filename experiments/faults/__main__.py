@@ -31,7 +31,7 @@ from experiments import cluster, report
 
 from .command import launched, program
 from .printed import printed
-from .provoke import Fault, Kind
+from .provoke import Fault, Kind, Lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Config:
 
     runs: int = 50
     """The number of jobs with a fault. One job without a fault also runs."""
-    kinds: tuple[Kind, ...] = get_args(Kind)
+    kinds: tuple[Kind | Lost, ...] = get_args(Kind)
     """The kinds of faults, which the jobs have in turn."""
     hosts: int = 4
     """The number of hosts, each with one process."""
@@ -50,6 +50,8 @@ class Config:
     """The number of steps of a job."""
     every: int = 5
     """The number of steps from one checkpoint to the next."""
+    memory: pathlib.Path | None = None
+    """The folder for snapshots, of each host its own; `None` for none."""
     limit: float = 10.0
     """The limit of the watchdog in seconds."""
     seed: int = 0
@@ -96,7 +98,7 @@ def run(config: Config, fault: Fault, alone: list[str]) -> dict[str, Any]:
     hosts = range(config.hosts)
     others = hosts if kind == "disk full" else [each for each in hosts if each != rank]
     found = [re.search(verdict, said[host]) for host in others]
-    silent = [int(each[1]) for each in found if each and each.re.groups and each[1]]
+    silent = [float(each[1]) for each in found if each and each.re.groups and each[1]]
     ended = any("this job is ended" in text for text in said.values())
     return {
         "fault": kind,
@@ -119,13 +121,16 @@ def job(config: Config, *faults: Fault) -> tuple[dict[int, str], float]:
     network = cluster.Network.of(config.hosts, (config.rate,))
     with tempfile.TemporaryDirectory() as folder:
         names = ("steps", "every", "limit", "rate")
-        command = launched(program(config, names, folder, faults), 3, config.limit)
+        command = program(config, names, folder, faults)
+        if config.memory is not None:
+            command += ["--memory", str(config.memory)]
+        command = launched(command, 3, config.limit)
         begun = time.monotonic()
         said = printed(network, command)
         return said, time.monotonic() - begun
 
 
-def expected(kind: Kind, rank: int) -> str:
+def expected(kind: Kind | Lost, rank: int) -> str:
     """Returns a regular expression for what all other processes must print.
 
     If the message says for how long a process was silent, a group has the seconds.
@@ -133,9 +138,9 @@ def expected(kind: Kind, rank: int) -> str:
     if kind == "disk full":
         return r"process \d on host\d failed at step \d+: .*(?:No space|EXHAUSTED)"
     if rank:
-        return rf"process {rank} on host{rank} has said nothing for (\d+) s"
+        return rf"process {rank} on host{rank} has said nothing for ([\d.]+) s"
     gone = r"JAX has aborted it: process 0, at \S+, is gone"
-    if kind.endswith("killed"):
+    if kind.endswith("killed") or kind == "host lost":
         return gone
     silent = r"process 0, .* could not be reached from process \d on host\d for (\d+) s"
     # The launcher of a stopped process kills it about when the others miss it.
@@ -143,15 +148,15 @@ def expected(kind: Kind, rank: int) -> str:
 
 
 def started_again(said: dict[int, str], hosts: Sequence[int]) -> float | None:
-    """Returns the seconds from the fault until the last of `hosts` had begun again.
+    """Returns the seconds from the fault until the last of `hosts` had joined again.
 
-    The result is `None` if not all of them have begun again.
+    The result is `None` if not all of them have joined again.
     """
     fault = re.search(r"provoked (\S+)", "".join(said.values()))
-    begun = [re.findall(r"begun (\S+)", said[host]) for host in hosts]
-    if fault is None or any(len(times) < 2 for times in begun):
+    joined = [re.findall(r"joined (\S+)", said[host]) for host in hosts]
+    if fault is None or any(len(times) < 2 for times in joined):
         return None
-    return round(max(float(times[1]) for times in begun) - float(fault[1]), 1)
+    return round(max(float(times[1]) for times in joined) - float(fault[1]), 1)
 
 
 def digests(said: dict[int, str]) -> list[str]:
@@ -168,7 +173,7 @@ def rows(outcomes: list[dict[str, Any]]) -> list[list[str]]:
             "jobs",
             "named by all others",
             "silent for, at most",
-            "all others started again after, at most",
+            "all others joined again after, at most",
             "same bits",
         ]
     ]

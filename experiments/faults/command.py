@@ -26,8 +26,10 @@ def program(
     return command
 
 
-def launched(command: Sequence[str], restarts: int, grace: float) -> list[str]:
+def launched(
+    command: Sequence[str], restarts: int, grace: float, *more: str
+) -> list[str]:
     """Returns the command that runs a program under `pipejax launch`."""
     launch = [sys.executable, "-m", "pipejax.cli", "launch"]
-    options = ["--max-restarts", str(restarts), "--grace", str(grace)]
+    options = ["--max-restarts", str(restarts), "--grace", str(grace), *more]
     return [*launch, *options, "--", *command]

@@ -6,66 +6,51 @@ faults. The result says where its time goes.
 
 The job is that of `experiments.faults`, with a random fault after a random number of
 steps, on a random host. Each step also waits, in place of the compute of a larger
-model. Goodput is the number of steps, times the median time of a step, divided by the
-time of the whole job. The rest of the time is split into:
+model. `pipejax.launch._goodput` says what the parts of the time are. Beside these jobs,
+those of an earlier version can run, from its checkout, in turn.
 
-- again: steps that are done a second time, because no checkpoint had them,
-- slow steps: what steps take above the median, for example over a slow link,
-- saves: checkpoints,
-- detection: from the last step before a fault until all processes have begun again,
-- outage: from then on, as long as a link stays cut off,
-- start: imports and the roll call,
-- build: the data, the first state, and the programs that make it,
-- restore: reading a checkpoint,
-- compilation: what the first step takes above the median,
-- end: the drain.
-
-Command: python -m experiments.faults.goodput
-Time: about 25 minutes on 2 cores.
+Command: git worktree add before c408040
+         python -m experiments.faults.goodput --before before
+Time: about 45 minutes on 2 cores.
 Result: experiments/results/faults_goodput.json, docs/goodput.png
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any, get_args
 
+import matplotlib
 import numpy as np
 import tyro
 
 from experiments import cluster, report
+from pipejax._internal import timeline
 from pipejax._internal.figures import new_figure
+from pipejax.launch._goodput import PARTS, Event, Goodput, events, goodput
 
 from .__main__ import digests
 from .command import launched, program
 from .printed import printed
-from .provoke import CUT_OFF, Fault, Kind, now
-
-Event = dict[str, Any]
-PARTS = (
-    *("useful", "again", "slow steps", "saves", "detection", "outage"),
-    *("start", "build", "restore", "compilation", "end"),
-)
+from .provoke import CUT_OFF, Fault, Kind, Lost
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Settings of the jobs."""
 
-    variant: str = "with a compilation cache"
-    """A name for these settings. Results of other names are kept."""
-    cache: bool = True
-    """If true, restarted processes find their compiled programs in a cache on disk. If
-    false, they compile them again."""
+    before: str | None = None
+    """A checkout of an earlier version, whose jobs run too; `None` for none."""
     steps: int = 800
     """The number of steps of a job."""
     between: float = 200.0
     """The mean number of steps from one fault to the next."""
-    every: int = 20
+    every: int = 200
     """The number of steps from one checkpoint to the next."""
+    every_before: int = 20
+    """The same for the earlier version, which has no snapshots in memory."""
     pace: float = 0.25
     """Seconds that each step waits, in place of the compute of a larger model."""
     hosts: int = 4
@@ -74,6 +59,8 @@ class Config:
     """The rate of the links, in the notation of `tc`."""
     limit: float = 10.0
     """The limit of the watchdog in seconds."""
+    kinds: tuple[Kind | Lost, ...] = get_args(Kind)
+    """The kinds of faults, one of which each fault is."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One job with faults for each seed. One job without faults also runs."""
     out: pathlib.Path = report.RESULTS / "faults_goodput.json"
@@ -86,144 +73,124 @@ def main(config: Config) -> list[dict[str, Any]]:
     """Runs all jobs, saves the result, prints the table, and draws the picture."""
     if why := cluster.reason_why_not():
         sys.exit(why)
-    kept = [c for c in report.kept(config.out) if c["variant"] != config.variant]
-    alone, undisturbed = run(config, ())
-    jobs = []
-    for seed in config.seeds:
-        digest, found = run(config, faults(config, seed))
-        jobs.append({**found, "seed": seed, "same_bits": digest == alone})
-        sys.stdout.write(f"{jobs[-1]}\n")
-    settings = report.settings(config)
-    cell = {
-        "variant": config.variant,
-        **report.origin(),
-        "without_faults": undisturbed,
-        "jobs": jobs,
+    variants: dict[str, str | None] = {"with snapshots": None}
+    if config.before is not None:
+        variants["before"] = config.before
+    cells = {
+        name: {"variant": name, **report.origin(), "jobs": []} for name in variants
     }
-    cells = [*kept, cell]
-    report.save(config.out, **settings, cells=cells)
-    report.console(width=120).print(report.table("goodput", rows(cells)))
-    picture(cells, config.plot)
-    return cells
+    alone: dict[str, str] = {}
+    for seed in (None, *config.seeds):
+        found_faults = () if seed is None else faults(config, seed)
+        for name, checkout in variants.items():
+            digest, found = run(config, checkout, found_faults)
+            sys.stdout.write(f"{name}: {found}\n")
+            if seed is None:
+                alone[name] = digest
+                cells[name]["without_faults"] = found
+            else:
+                same = digest == alone[name]
+                cells[name]["jobs"].append({**found, "seed": seed, "same_bits": same})
+        report.save(config.out, **report.settings(config), cells=[*cells.values()])
+    result = [*cells.values()]
+    report.console(width=120).print(report.table("goodput", rows(result)))
+    picture(result, config.plot)
+    return result
 
 
 def faults(config: Config, seed: int) -> tuple[Fault, ...]:
-    """Draws the faults of a job, the first one after the first checkpoint."""
+    """Draws the faults of a job, the first one after 20 steps."""
     rng = np.random.default_rng(seed)
     found: list[Fault] = []
-    step = config.every
+    step = 20
     while (step := step + int(rng.geometric(1 / config.between))) < config.steps:
-        kind: Kind = get_args(Kind)[rng.integers(len(get_args(Kind)))]
+        kind = config.kinds[rng.integers(len(config.kinds))]
         rank = int(rng.integers(config.hosts))
         found.append((kind, 0 if kind == "coordinator killed" else rank, step))
     return tuple(found)
 
 
-def run(config: Config, faults: Sequence[Fault]) -> tuple[str, dict[str, Any]]:
+def run(
+    config: Config, before: str | None, faults: Sequence[Fault]
+) -> tuple[str, dict[str, Any]]:
     """Runs a job, and returns the digest of its parameters and where its time went."""
     network = cluster.Network.of(config.hosts, (config.rate,))
     with (
         tempfile.TemporaryDirectory() as folder,
-        tempfile.TemporaryDirectory() as timeline,
+        tempfile.TemporaryDirectory() as lines,
         tempfile.TemporaryDirectory() as cache,
     ):
-        names = ("steps", "every", "pace", "limit", "rate")
-        command = [*program(config, names, folder, faults), "--timeline", timeline]
-        if config.cache:
-            command += ["--cache", cache]
-        begun = now()
+        names = ("steps", "pace", "limit", "rate")
+        command = [*program(config, names, folder, faults), "--cache", cache]
         restarts = 2 * len(faults) + 1
-        said = printed(network, launched(command, restarts, config.limit))
-        hosts = [events(pathlib.Path(timeline) / str(i)) for i in range(config.hosts)]
+        if before is None:
+            command += ["--every", str(config.every), "--memory", "/dev/shm"]
+            command = launched(command, restarts, config.limit, "--standby")
+            keep = 'PIPEJAX_TIMELINE="$0/$RANK" exec "$@"'
+            command = ["sh", "-c", keep, lines, *command]
+        else:
+            command += ["--every", str(config.every_before), "--timeline", lines]
+            command = launched(command, restarts, config.limit)
+            command = [
+                "sh",
+                "-c",
+                'cd "$0" && exec "$@"',
+                before,
+                *command,
+            ]
+        begun = timeline.now()
+        said = printed(network, command)
+        until = timeline.now()
+        hosts = [events(pathlib.Path(lines) / str(i)) for i in range(config.hosts)]
     found = digests(said)
     if len(found) != config.hosts or len(set(found)) != 1:
         raise RuntimeError(f"a job with {faults} did not end alike: {said}")
-    parts, step = split(hosts, begun)
-    total = sum(parts.values())
+    split = of_hosts(
+        hosts if before is None else [*map(converted, hosts)], begun, until
+    )
     return found[0], {
         "faults": [list(fault) for fault in faults],
-        "seconds": round(total, 1),
-        "step_s": round(step, 4),
-        "goodput": round(parts["useful"] / total, 4),
-        "parts_s": {name: round(each, 2) for name, each in parts.items()},
+        "seconds": round(split.seconds, 1),
+        "step_s": round(split.step, 4),
+        "goodput": round(split.share, 4),
+        "parts_s": {name: round(each, 2) for name, each in split.parts.items()},
     }
 
 
-def events(path: pathlib.Path) -> list[Event]:
-    """Reads the timeline of a process, with all its attempts."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def of_hosts(hosts: Sequence[list[Event]], begun: float, until: float) -> Goodput:
+    """Splits the time of a job, which knows when a link was cut off."""
+    cut = [
+        (event["at"], event["at"] + CUT_OFF)
+        for events in hosts
+        for event in events
+        if event.get("kind") == "cut off"
+    ]
+    found = goodput(hosts, begun, until, cut)
+    if found is None:
+        raise RuntimeError("a job took fewer than two steps")
+    return found
 
 
-def split(hosts: Sequence[list[Event]], begun: float) -> tuple[dict[str, float], float]:
-    """Splits the time of a job into its parts.
+def converted(events: Sequence[Event]) -> list[Event]:
+    """Returns the timeline of an earlier version as a job keeps it now.
 
-    Args:
-      hosts: The timeline of every host.
-      begun: When the job was started.
-
-    Returns:
-      The seconds of each part, which add up to the time of the job, and the median time
-      of a step.
+    There, a program noted the end of each step and of each save itself.
     """
-    parts = dict.fromkeys(PARTS, 0.0)
-    # The hosts take their steps together, so those of host 0 stand for all.
-    numbers: list[int] = []
-    firsts: list[float] = []  # the seconds of the first step of each attempt
-    others: list[float] = []
-    last, begins = begun, True
-    for event in hosts[0]:
-        at = event["at"]
-        if event["what"] == "begun":
-            begins = True
-        elif event["what"] == "saved":
-            parts["saves"] += at - last
-            last = at
-        elif event["what"] == "stepped":
-            if begins:
-                last = gap(hosts, last, at, parts)
-            (firsts if begins else others).append(at - last)
-            numbers.append(event["step"])
-            last, begins = at, False
-    parts["end"] = max(event["at"] for host in hosts for event in host) - last
-    usual, different = float(np.median(others)), len(set(numbers))
-    parts["useful"] = usual * different
-    parts["again"] = usual * (len(numbers) - different)
-    parts["compilation"] = sum(firsts) - usual * len(firsts)
-    parts["slow steps"] = sum(others) - usual * len(others)
-    return parts, usual
-
-
-def gap(
-    hosts: Sequence[list[Event]], last: float, until: float, parts: dict[str, float]
-) -> float:
-    """Adds the time between two attempts to the parts, and returns its end.
-
-    Args:
-      hosts: The timeline of every host.
-      last: The end of the last step or save before the gap.
-      until: The end of the first step after it.
-      parts: The seconds of each part, to which the time of the gap is added.
-
-    Returns:
-      When the first step after the gap begins.
-    """
-    inside = [e for host in hosts for e in host if last < e["at"] <= until]
-
-    def latest(what: str, since: float) -> float:
-        return max([e["at"] for e in inside if e["what"] == what], default=since)
-
-    cut = [e["at"] for e in inside if e.get("kind") == "cut off"]
-    ends = {"detection": latest("begun", last)}
-    joined = latest("joined", ends["detection"])
-    back = max([ends["detection"], *(at + CUT_OFF for at in cut)])
-    ends["outage"] = min(back, joined)
-    ends["start"] = joined
-    ends["build"] = latest("built", joined)
-    ends["restore"] = latest("restored", ends["build"])
-    for name, end in ends.items():
-        parts[name] += end - last
-        last = end
-    return last
+    found: list[Event] = []
+    last = 0.0
+    for event in events:
+        what, at = event["what"], event["at"]
+        if what == "stepped":
+            begins = found[-1]["what"] in ("begun", "joined", "restored")
+            step = event["step"]
+            found += [{"at": last, "what": "step", "step": step}] if begins else []
+            found.append({"at": at, "what": "step", "step": step + 1})
+        elif what in ("saved", "restored"):
+            found.append({**event, "seconds": at - last})
+        elif what != "built":
+            found.append(event)
+        last = at
+    return found
 
 
 def sums(cell: dict[str, Any]) -> dict[str, float]:
@@ -259,9 +226,8 @@ def picture(cells: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
         share = np.array(
             [100 * sums(cell)[name] / sum(sums(cell).values()) for cell in cells]
         )
-        bars = axes.barh(names, share, left=left, label=name, color=f"C{place}")
-        if place == len(PARTS) - 1:
-            bars[0].set_color("black")
+        color = matplotlib.colormaps["tab20"](place)
+        bars = axes.barh(names, share, left=left, label=name, color=color)
         texts = [f"{each:.0f} %" if each >= 3 else "" for each in share]
         axes.bar_label(bars, texts, label_type="center")
         left += share

@@ -1,8 +1,7 @@
 """Runs on every host: trains on digits, with checkpoints, a watchdog and faults.
 
 Each fault happens once, and a file notes that it has happened. Each process ends with a
-line that has the digest of its parameters. It may also print a diary during the run, or
-append to a timeline.
+line that has the digest of its parameters. It may also print a diary during the run.
 """
 
 import dataclasses
@@ -13,7 +12,6 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,6 +22,7 @@ import tyro
 import pipejax as pj
 from experiments import data, learning
 from pipejax import checkpoint, codecs, collectives
+from pipejax._internal import timeline
 
 from . import provoke
 
@@ -54,15 +53,12 @@ class Config:
     """The number of steps from one entry of the diary to the next; 0 for no diary."""
     cache: pathlib.Path | None = None
     """The folder of the compilation cache, which all hosts share."""
-    timeline: pathlib.Path | None = None
-    """A folder in which each process appends to a timeline of its own."""
+    memory: pathlib.Path | None = None
+    """The folder for snapshots, of each host its own; `None` for none."""
 
 
 def main(config: Config) -> None:
     """Trains to the end, from the last checkpoint if there is one."""
-    sys.stdout.write(f"begun {started():.1f}\n")
-    note = timeline(config.timeline)
-    note("begun", at=started())
     if config.cache:
         jax.config.update("jax_compilation_cache_dir", str(config.cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -70,7 +66,7 @@ def main(config: Config) -> None:
     if "disk full" in kinds and os.environ["RANK"] == "0":
         provoke.small_disk(config.folder)
     pj.launch.initialize(timeout=90.0, config=dataclasses.asdict(config))
-    note("joined")
+    sys.stdout.write(f"joined {timeline.now():.1f}\n")
     rank = jax.process_index()
     dataset = data.load("digits")
     task = learning.classifier("mlp", dataset, batch_size=BATCH, steps=config.steps)
@@ -88,61 +84,35 @@ def main(config: Config) -> None:
         process_count=jax.process_count(),
     )
     state = train.init(task.init(config.seed))
-    note("built")
     with (
         pj.launch.Watchdog(config.limit) as watchdog,
-        checkpoint.manager(config.folder / "checkpoints") as manager,
+        checkpoint.manager(
+            config.folder / "checkpoints", memory=config.memory
+        ) as manager,
     ):
         if manager.latest_step() is not None:
             restored = checkpoint.restore(manager, train, state)
             state = restored.state
             batches.set_state(restored.extras["batches"])
-        note("restored")
         for number in range(int(state.step), config.steps):
             watchdog.step(number)
             for fault in config.faults:
                 if fault[1:] == (rank, number):
-                    noted = functools.partial(note, "provoked", kind=fault[0])
+                    noted = functools.partial(timeline.note, "provoked", kind=fault[0])
                     provoke.once(fault, config.folder, config.rate, noted)
             time.sleep(config.pace)
             state, info = train.step(state, train.batch(next(batches)))
-            if config.timeline:
-                jax.block_until_ready(info)
-                note("stepped", step=number)
+            jax.block_until_ready(info)
+            if config.memory:
+                extras = {"batches": batches.get_state()}
+                checkpoint.snapshot(manager, state, extras)
             if (number + 1) % config.every == 0:
                 train.join()  # because Orbax has collectives of its own
                 checkpoint.save(manager, state, {"batches": batches.get_state()})
-                note("saved")
             if config.diary and (number + 1) % config.diary == 0:
                 sys.stdout.write(f"{json.dumps(entry(number + 1, state.params))}\n")
         params = train.drain(state)[0].params
-    note("ended")
     sys.stdout.write(f"digest {digest(params)}\n")
-
-
-def timeline(folder: pathlib.Path | None) -> Callable[..., None]:
-    """Returns a function that notes in a file of `folder` what happens in this process.
-
-    Each line has the time of `provoke.now`. A process that is killed loses no line.
-    """
-
-    def note(what: str, *, at: float | None = None, **more: Any) -> None:
-        if folder is None:
-            return
-        line = {"at": provoke.now() if at is None else at, "what": what, **more}
-        with (folder / os.environ["RANK"]).open("a") as file:
-            file.write(f"{json.dumps(line)}\n")
-
-    return note
-
-
-def started() -> float:
-    """Returns when this process started, in seconds on the clock of `provoke.now`.
-
-    The kernel calls this time `starttime`; see proc(5).
-    """
-    stat = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    return int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def entry(step: int, params: Any) -> dict[str, Any]:

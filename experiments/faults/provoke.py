@@ -3,14 +3,15 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Literal
 
 from experiments.cluster import INTERFACE, bucket
+from pipejax._internal import timeline
 
 Kind = Literal[
     "killed",
@@ -20,7 +21,10 @@ Kind = Literal[
     "slow",
     "disk full",
 ]
-Fault = tuple[Kind, int, int]
+"""The kinds that jobs have in turn."""
+Lost = Literal["host lost"]
+"""The kind that takes the memory of a host too."""
+Fault = tuple[Kind | Lost, int, int]
 """A kind, the rank of the process, and the step, counted from 0, before which it is."""
 
 CUT_OFF = 30
@@ -64,20 +68,21 @@ def once(
     if done.exists():
         return
     done.touch()
-    sys.stdout.write(f"provoked {now():.1f}\n")
+    sys.stdout.write(f"provoked {timeline.now():.1f}\n")
     sys.stdout.flush()
     note()
     _KINDS[kind](folder, rate)
 
 
-def now() -> float:
-    """Returns the time in seconds, on a clock that all processes of a machine share."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def _killed(folder: pathlib.Path, rate: str) -> None:
     del folder, rate
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lost(folder: pathlib.Path, rate: str) -> None:
+    for path in pathlib.Path("/dev/shm").iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    _killed(folder, rate)
 
 
 def _stopped(folder: pathlib.Path, rate: str) -> None:
@@ -116,6 +121,7 @@ def _for_a_while(begin: str, end: str, seconds: int) -> None:
 _KINDS: dict[str, Callable[[pathlib.Path, str], None]] = {
     "killed": _killed,
     "coordinator killed": _killed,
+    "host lost": _lost,
     "stopped": _stopped,
     "cut off": _cut_off,
     "slow": _slow,

@@ -36,7 +36,7 @@ import tyro
 
 from experiments import report
 from pipejax import launch
-from pipejax.launch import _secret
+from pipejax._internal import proofs
 
 PROCESSES = 4
 SLEEP = 3.0  # seconds for which strangers are alone with three of the processes
@@ -105,7 +105,7 @@ def job(kind: "Kind | None", strangers: int) -> dict[str, float]:
         "JAX_PLATFORMS": "cpu",
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(PROCESSES),
-        _secret.VARIABLE: _secret.drawn(),
+        proofs.VARIABLE: proofs.drawn(),
     }
     command = [sys.executable, "-m", "experiments.faults.strangers", "--process"]
     with contextlib.ExitStack() as stack:
@@ -193,8 +193,8 @@ def _drips(connection: socket.socket) -> None:
 def _guesses(connection: socket.socket) -> None:
     """Follows the protocol with another secret, and then sends a record."""
     theirs = connection.recv(1000).decode().split()[1]
-    own = _secret.drawn()
-    proof = _secret.proof(b"guessed", _secret.REPORTS, own, theirs)
+    own = proofs.drawn()
+    proof = proofs.proof(b"guessed", proofs.REPORTS, own, theirs)
     connection.sendall(f"{own} {proof}\n".encode() + RECORD)
 
 

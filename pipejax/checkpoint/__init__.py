@@ -14,3 +14,4 @@ from ._manager import manager as manager
 from ._restore import Restored as Restored
 from ._restore import restore as restore
 from ._save import save as save
+from ._snapshot import snapshot as snapshot

@@ -12,19 +12,30 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from pipejax._internal import leaving
+from pipejax._internal.fault_rate import faults_per_hour
 from pipejax._internal.integers import is_integer
 
 from ._fault import all_or_none, while_files_vanish, writing_to
 from ._lock import Lock
+from ._snapshots import Keeper
 
 _log = logging.getLogger("pipejax")
 
 
 class LockedManager(ocp.CheckpointManager):
-    def __init__(self, *args: Any, lock: Lock | None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, lock: Lock | None, keeper: Keeper | None, **kwargs: Any
+    ) -> None:
         self._lock, self.read_only = lock, kwargs["options"].read_only
-        self.closed = False
+        self.closed, self.keeper, self._goes_on = False, keeper, False
         super().__init__(*args, **kwargs)
+
+    def latest_step(self) -> int | None:
+        # A program asks for it to find out whether there is anything to restore.
+        own = super().latest_step()
+        newest = None if self.keeper is None else self.keeper.newest()
+        found = [step for step in (own, newest) if step is not None]
+        return max(found, default=None)
 
     def reload(self) -> None:
         # Another job may delete checkpoints in the folder meanwhile.
@@ -36,6 +47,9 @@ class LockedManager(ocp.CheckpointManager):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # After an error, the job may be started again, and then needs its snapshots.
+        stopped = isinstance(error, SystemExit) and bool(error.code)
+        self._goes_on = stopped or isinstance(error, Exception)
         # After Ctrl-C, a save may be left unfinished.
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         if not interrupted or jax.process_count() == 1:
@@ -50,12 +64,18 @@ class LockedManager(ocp.CheckpointManager):
             super().close()
         finally:
             self.closed = True
+            if self.keeper is not None:
+                self.keeper.close(remove=not self._goes_on)
             if self._lock is not None:
                 self._lock.release()
 
 
 def manager(
-    folder: os.PathLike[str] | str, keep: int | None = 2, *, read_only: bool = False
+    folder: os.PathLike[str] | str,
+    keep: int | None = 2,
+    *,
+    read_only: bool = False,
+    memory: os.PathLike[str] | str | None = None,
 ) -> ocp.CheckpointManager:
     """Makes an Orbax manager for the checkpoints of one run.
 
@@ -74,6 +94,12 @@ def manager(
         keeps all.
       read_only: Whether the manager only restores. It then needs no lock, so that an
         evaluation can read the checkpoints of a running job.
+      memory: An existing folder that outlives the process, such as `/dev/shm`, in which
+        `snapshot` keeps states. It takes twice the bytes of what this process holds of
+        a state, and twice those that it copies for another host. They are freed when
+        the manager is closed, unless an error has left its `with` statement. The next
+        start on this host removes what jobs have left that run no longer and have made
+        no snapshot for ten minutes. `None` makes no snapshots.
 
     Returns:
       The manager, for `save` and `restore`. Use it in a `with` statement, or call its
@@ -91,6 +117,9 @@ def manager(
             f"`keep` must be an integer of at least 1, got {keep!r}. None keeps all"
             " checkpoints."
         )
+    if memory is not None:
+        _check_memory(memory, read_only)
+    rate = faults_per_hour()
     place = _absolute(folder)
     if read_only and not epath.Path(place).is_dir():
         raise ValueError(
@@ -98,11 +127,15 @@ def manager(
             " of a run that has saved a checkpoint."
         )
     lock = None if read_only else _locked(place)
+    keeper = None
+    if memory is not None:
+        keeper = Keeper(pathlib.Path(memory).absolute(), place, rate)
 
     def opened() -> ocp.CheckpointManager:
         return LockedManager(
             place,
             lock=lock,
+            keeper=keeper,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=None if keep is None else operator.index(keep),
                 read_only=read_only,
@@ -146,6 +179,10 @@ def check_manager(manager: Any) -> None:
         )
 
 
+def keeper_of(manager: ocp.CheckpointManager) -> Keeper | None:
+    return manager.keeper if isinstance(manager, LockedManager) else None
+
+
 def is_read_only(manager: ocp.CheckpointManager) -> bool:
     return isinstance(manager, LockedManager) and manager.read_only
 
@@ -155,6 +192,18 @@ def steps(manager: ocp.CheckpointManager) -> list[int]:
     # The manager's own list does not show what another manager has saved or deleted.
     manager.reload()
     return [int(step) for step in manager.all_steps()]
+
+
+def _check_memory(memory: Any, read_only: bool) -> None:
+    if not isinstance(memory, str | os.PathLike) or not os.fspath(memory):
+        raise ValueError(
+            f"`memory` must name a folder, or be None, got {memory!r}. Pass '/dev/shm'."
+        )
+    if read_only:
+        raise ValueError(
+            "`memory` must be None if `read_only` is true, got"
+            f" {os.fspath(memory)!r}. Only the job that saves makes snapshots."
+        )
 
 
 def _absolute(folder: os.PathLike[str] | str) -> str:

@@ -74,9 +74,9 @@ def read_step(
     if fault := attempt(lambda: check_whole(meta, extras, step)):
         return fault
     wanted = choose(path, meta)
-    shapes = _written(wanted)
-    written = {name: shape for name, shape in shapes.items() if shape.size}
-    arrays = attempt(lambda: _arrays(path, written))
+    shapes = written(wanted)
+    solid = {name: shape for name, shape in shapes.items() if shape.size}
+    arrays = attempt(lambda: _arrays(path, solid))
     if isinstance(arrays, Fault):
         return arrays
     found_sums = checksums(arrays)
@@ -110,7 +110,7 @@ def warn_of_lost(saved: Saved, part: str) -> None:
         )
 
 
-def _written(wanted: Wanted) -> dict[str, jax.ShapeDtypeStruct]:
+def written(wanted: Wanted) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shape, dtype and sharding of each array as it is written, by name."""
     leaves = {k: v for k, v in named(wanted.form).items() if k not in wanted.numbers}
     shapes = jax.eval_shape(functools.partial(jax.tree.map, encoded), leaves)

@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 
 from pipejax._core.executors import join
 from pipejax._core.rounds import Arrival
+from pipejax._internal import timeline
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import without_mesh
 from pipejax.train_step import (
@@ -21,11 +22,12 @@ from pipejax.train_step import (
 
 from ._check_like import form_of, rounds_form_of
 from ._choose import whole
-from ._manager import check_manager
+from ._manager import check_manager, keeper_of, steps
 from ._pipeline_form import wanted_of_pipeline
 from ._pipeline_state import pipeline_state
 from ._read import Choose, Saved, read_step
 from ._rounds import rounds_state, wanted_of_rounds
+from ._snapshots import from_memory
 
 State = TypeVar("State", PipelineState, LocalState)
 
@@ -83,6 +85,10 @@ def restore(
     how. Process 0 renames the folders of these steps to `damaged-STEP`, so that they
     can be saved again, unless the manager is read-only.
 
+    If the manager has `memory`, and a snapshot there is of a later step than the newest
+    checkpoint, it is restored in place of the checkpoint, unless it is of other
+    devices. With `step`, a snapshot of this step is taken if no checkpoint is.
+
     `restore` waits for a running save. It also finds checkpoints that another manager
     has saved in the folder, and takes the next one if that manager deletes one.
 
@@ -123,13 +129,32 @@ def restore(
       >>> float(restored.state.params), restored.extras, restored.drained
       (3.0, {'next_index': 640}, False)
     """
+    began = timeline.now()
     check_manager(manager)
     _check_step(step)
     choose, continued = _kind(train, like)
     join()  # Orbax runs collectives, which must not meet those of the exchange.
-    saved = whole(manager, step, lambda n: read_step(manager, choose, n))
+    saved = _from_memory(manager, choose, step)
+    saved = saved or whole(manager, step, lambda n: read_step(manager, choose, n))
     state, drained, infos = continued(saved)
+    timeline.note("restored", seconds=timeline.now() - began)
     return Restored(state, saved.extras, drained, infos)
+
+
+def _from_memory(
+    manager: ocp.CheckpointManager, choose: Choose, step: int | None
+) -> Saved | None:
+    """Returns a snapshot, if there is one that no checkpoint replaces."""
+    if (keeper := keeper_of(manager)) is None:
+        return None
+    saved = steps(manager)
+    if step is None:
+        newest = max(saved, default=-1)
+        found = from_memory(keeper, choose, lambda each: each > newest)
+    else:
+        found = from_memory(keeper, choose, lambda each: each == step not in saved)
+    keeper.restored()
+    return found
 
 
 def _kind(train: Any, like: Any) -> tuple[Choose, Callable[[Saved], Any]]:

@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from pipejax._core.executors import join
+from pipejax._internal import timeline
 from pipejax._internal.checksums import checksums
 from pipejax._internal.mesh import without_mesh
 from pipejax.train_step import LocalState, PipelineState
@@ -51,10 +52,11 @@ def save(
         would change `extras`; or if step or extras differ between processes.
       RuntimeError: If Orbax has not made the checkpoint.
     """
+    began = timeline.now()
     check_manager(manager)
-    _check_state(state)
+    check_state(state)
     extras = json_copy("extras", {} if extras is None else extras)
-    step = _step_of(state)
+    step = step_of(state)
     # The caller has asked for the transfer of the state to the host.
     join()  # Orbax has collectives of its own.
     with without_mesh(), jax.transfer_guard("allow"):
@@ -76,20 +78,21 @@ def save(
             f"Orbax has not saved step {step} in {manager.directory}. Use a manager"
             " that pipejax.checkpoint.manager has returned."
         )
+    timeline.note("saved", seconds=timeline.now() - began)
 
 
-def _step_of(state: PipelineState | LocalState) -> int:
+def step_of(state: PipelineState | LocalState) -> int:
     # All groups have taken the same number of steps.
     step = state.local.step if isinstance(state, LocalState) else state.step
     return int(np.ravel(jax.device_get(step.addressable_data(0)))[0])
 
 
 def _arrays(state: PipelineState | LocalState) -> dict[str, jax.Array]:
-    leaves = _on_devices(state)
+    leaves = on_devices(state)
     return {k: _copied(encoded(leaf)) for k, leaf in leaves.items() if leaf.size}
 
 
-def _on_devices(state: PipelineState | LocalState) -> dict[str, Any]:
+def on_devices(state: PipelineState | LocalState) -> dict[str, Any]:
     """Returns the leaves of a state by name, without numbers kept on the host."""
     kept: dict[str, Any] = {"calls": None}
     if isinstance(state, LocalState):
@@ -105,14 +108,14 @@ def _copied(array: jax.Array) -> jax.Array:
         return jnp.copy(array)
 
 
-def _check_state(state: Any) -> None:
+def check_state(state: Any) -> None:
     if not isinstance(state, PipelineState | LocalState):
         raise ValueError(
             "`state` must be the pj.PipelineState or pj.LocalState that `train.step`"
             f" returned, got {type(state).__name__}. For parameters alone, save"
             " `train.init(params)`."
         )
-    for name, leaf in _on_devices(state).items():
+    for name, leaf in on_devices(state).items():
         if isinstance(leaf, jax.core.Tracer):
             raise ValueError(
                 f"`state` must not be traced, got {name} as a tracer. Call"

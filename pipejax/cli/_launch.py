@@ -3,6 +3,7 @@
 import argparse
 import functools
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -11,7 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipejax import launch
-from pipejax.launch import _guard, _recipes, _secret, _share, _supervise
+from pipejax._internal import proofs
+from pipejax.launch import _guard, _recipes, _share, _start, _supervise
+from pipejax.launch._account import Account, account
+from pipejax.launch._standby import Reserve
 
 from ._command import add_command
 from ._units import check
@@ -41,6 +45,15 @@ _OPTIONS = {
     "--grace SECONDS": "time that processes have to end by themselves, for example to"
     " save, before they are sent SIGTERM, and once more before they are killed; 30 by"
     " default",
+    "--standby": "start a second process beside each of a running job, which imports"
+    " the program and waits in pipejax.launch.initialize, so that a restart begins"
+    " there; the program must call it before it changes anything",
+    "--faults-per-hour X": "number of faults that the job has to expect, from which"
+    " pipejax.checkpoint.snapshot chooses how often it copies; by default what the job"
+    " has seen",
+    "--goodput FILE": "write to this file, as JSON, how much of the time ended up in"
+    " steps, and where the rest went; the same is printed at the end, and on SIGUSR1,"
+    " if the program calls Watchdog.step",
     f"--print {{{','.join(_recipes.BY_NAME)}}}": "start nothing, and print how to start"
     " the program with this launcher",
     "--gpus N": "number of GPUs for each process, used only by --print; 0 for a job on"
@@ -80,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         ("max_restarts", 0, 10**6),
         ("grace", 0, 10**6),
         ("gpus", 0, 4096),
+        ("faults_per_hour", 1e-6, 1e6),
     ):
         if (value := getattr(args, name)) is not None:
             check(name.replace("_", "-"), value, least, most)
@@ -110,11 +124,26 @@ def _print(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
+    file = None if args.goodput is None else pathlib.Path(args.goodput)
+    reserve = Reserve(wanted=args.standby)
+    with account(args.faults_per_hour, file, _say) as kept:
+        signal.signal(_guard.SHOW, lambda *_: kept.show())
+        try:
+            return _attempts(args, received, reserve, kept)
+        finally:
+            reserve.end()
+
+
+def _attempts(
+    args: argparse.Namespace, received: Sequence[int], reserve: Reserve, kept: Account
+) -> int:
     for attempt in range(args.max_restarts + 1):
+        reserve.wanted = args.standby and attempt < args.max_restarts
         starts, coordinator = _starts(args)
         if received:  # a signal between two attempts, which no process can get
             return 128 + received[0]
-        ended = _supervise.supervise(starts, args.grace, received)
+        starts = kept.begun(starts)
+        ended = _supervise.supervise(starts, args.grace, received, reserve)
         if ended.told is not None:
             return 128 + ended.told if ended.code else 0
         if ended.first is None:
@@ -141,11 +170,11 @@ def _run(args: argparse.Namespace, received: Sequence[int]) -> int:
     return ended.code if ended.code > 0 else 128 - ended.code
 
 
-def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
+def _starts(args: argparse.Namespace) -> tuple[list[_start.Start], str]:
     with in_one_line(ValueError):
         place = launch.detect() if args.hosts == 1 else None
         if place is not None and not args.processes:
-            start = _supervise.Start(str(place.rank), args.program, os.environ)
+            start = _start.Start(str(place.rank), args.program, os.environ)
             return [start], place.coordinator
         if place is not None and place.processes > 1:
             raise UsageError(
@@ -157,7 +186,7 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
         job, gpus = _job(args)
         environments = [_share.environment(job, i, gpus) for i in range(job.processes)]
         if job.hosts == 1:
-            secret = {_secret.VARIABLE: _secret.drawn()}  # of the whole job
+            secret = {proofs.VARIABLE: proofs.drawn()}  # of the whole job
             environments = [{**variables, **secret} for variables in environments]
     starts = []
     for local, variables in enumerate(environments):
@@ -165,7 +194,7 @@ def _starts(args: argparse.Namespace) -> tuple[list[_supervise.Start], str]:
         name, environ = str(job.rank(local)), {**variables, **os.environ}
         # The user's own variables win, except for the place in the job.
         environ |= {key: variables[key] for key in variables if key.startswith("JAX_")}
-        starts.append(_supervise.Start(name, args.program, environ, cores))
+        starts.append(_start.Start(name, args.program, environ, cores))
     return starts, job.coordinator
 
 

@@ -9,12 +9,15 @@ from typing import NamedTuple
 # process that loses a connection fails at once, and the process that closed it falls
 # silent. The fault lies with the silent process.
 GRACE = 5.0
-CLOSED = 3.0  # seconds of silence of a process at fault whose connection has closed
+# Seconds in which a process whose connection has closed can say that it lives.
+CLOSED = 0.7
+# A process is silent after this many of its steps, but not before so many seconds.
+STEPS, LEAST = 20, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessReport:
-    """The report of a process about itself, once a second."""
+    """The report of a process about itself, twice a second."""
 
     rank: int
     host: str
@@ -31,6 +34,8 @@ class ProcessReport:
     failed: str = ""  # the exception that ends the process or has failed a save
     finished: bool = False  # whether it has left its watchdog in good order
     over: bool = False  # whether this is process 0 and has seen all processes finish
+    pace: float = 0.0  # seconds of its longest recent step; 0 if that is not known yet
+    cut: bool = False  # whether its connection to process 0 has closed while it lives
 
     def __str__(self) -> str:
         return f"process {self.rank} on {self.host}"
@@ -48,7 +53,7 @@ class Seen(NamedTuple):
 
     report: ProcessReport
     age: float  # seconds since it was first seen, by the clock of the one that sees it
-    closed: bool = False  # whether the connection to the process has closed
+    closed: float = 0.0  # seconds since the connection to the process has closed
 
 
 def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
@@ -60,9 +65,9 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
     # A process that has finished begins no more steps, and may have ended.
     working = [each for each in seen if not each.report.finished]
     failed = [each.report for each in seen if each.report.failed]
-    # 1. A process without a report for `limit` has died, was stopped or is cut off. If
-    # any process has failed, `GRACE` is enough, because the failure came from the
-    # silence.
+    # 1. A process without a report for `limit`, or for the time that its pace allows,
+    # has died, was stopped or is cut off. If any process has failed, `GRACE` is enough,
+    # because the failure came from the silence.
     if silent := silence(working, GRACE if failed else limit):
         return silent
     # 2. The process that failed first is at fault. The diagnosis waits for `2 * GRACE`,
@@ -100,13 +105,28 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
 
 
 def silence(seen: Sequence[Seen], limit: float) -> str:
-    """Returns a line for each process that has sent no report for `limit` seconds."""
+    """Returns a line for each process that has been silent for too long."""
     return "\n".join(
-        f"{report} has said nothing for {age:.0f} s, last at step {report.step}: it"
-        f" {'died' if closed else 'died, was stopped, or is cut off'}"
-        for report, age, closed in seen
-        if age > (min(CLOSED, limit) if closed else limit) and not report.finished
+        f"{each.report} has said nothing for {each.age:.1f} s, last at step"
+        f" {each.report.step}: it"
+        f" {'died' if each.closed else 'died, was stopped, or is cut off'}"
+        for each in seen
+        if _is_silent(each, limit) and not each.report.finished
     )
+
+
+def _is_silent(seen: Seen, limit: float) -> bool:
+    return seen.closed > min(CLOSED, limit) or seen.age > patience(seen.report, limit)
+
+
+def patience(report: ProcessReport, limit: float) -> float:
+    """Returns the seconds without a report after which a process is silent.
+
+    A process that takes its steps regularly, and does nothing else, is expected to
+    report as regularly.
+    """
+    regular = report.pace > 0.0 and not report.busy
+    return min(limit, max(LEAST, STEPS * report.pace)) if regular else limit
 
 
 def _standstill(report: ProcessReport) -> str:

@@ -22,7 +22,8 @@ import socket
 import time
 from collections import defaultdict
 
-from . import _secret
+from pipejax._internal import proofs
+
 from ._record import Record
 
 _log = logging.getLogger("pipejax")
@@ -149,7 +150,7 @@ class Enrolment:
                 time.sleep(0.1)
             return
         connection.setblocking(False)
-        visitor = Visitor(str(address[0]), _secret.drawn(), time.monotonic())
+        visitor = Visitor(str(address[0]), proofs.drawn(), time.monotonic())
         with contextlib.suppress(OSError):  # the client has gone: `_hear` handles it
             connection.send(GREETING + visitor.drawn.encode() + b"\n")
         hear = functools.partial(self._hear, connection)
@@ -199,11 +200,11 @@ class Enrolment:
 
     def _prove(self, connection: socket.socket, visitor: Visitor) -> None:
         drawn, _, given = visitor.line.decode("ascii").strip().partition(" ")
-        role = _secret.REPORTS
-        if not _secret.proves(given, self._secret, role, drawn, visitor.drawn):
+        role = proofs.REPORTS
+        if not proofs.proves(given, self._secret, role, drawn, visitor.drawn):
             connection.send(REFUSED)
-            raise ValueError(f"it does not know the secret, {_secret.VARIABLE}")
-        own = _secret.proof(self._secret, _secret.LISTENS, visitor.drawn, drawn)
+            raise ValueError(f"it does not know the secret, {proofs.VARIABLE}")
+        own = proofs.proof(self._secret, proofs.LISTENS, visitor.drawn, drawn)
         connection.send(own.encode() + b"\n")
         visitor.proven, visitor.since = True, time.monotonic()
         visitor.line = bytearray()

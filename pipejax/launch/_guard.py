@@ -8,8 +8,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-PERIOD = 0.1  # seconds between two checks whether a process has ended
+PERIOD = 0.05  # seconds between two checks whether a process has ended
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+SHOW = signal.SIGUSR1
+"""The signal that asks for what there is to show."""
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -17,10 +19,12 @@ def guarded(work: Callable[[Sequence[int]], int]) -> int:
     """Runs `work` in a child process, which can clean up after this process has ended.
 
     `work` is given a list. Each signal of `_ENDS` that this process or the child
-    receives is appended to it. Returns the exit status of the child, or 128 plus the
-    number of the signal that has ended it.
+    receives is appended to it. Each `SHOW` is passed on to the child too. Returns the
+    exit status of the child, or 128 plus the number of the signal that has ended it.
     """
     received: list[int] = []
+    shows: list[int] = []
+    signal.signal(SHOW, lambda number, _: shows.append(number))
     parent = os.getpid()
     # If SIGCHLD were still ignored, the exit status of the child would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -41,8 +45,9 @@ def guarded(work: Callable[[Sequence[int]], int]) -> int:
         # Signals are passed on here and not in a handler. A handler may run after
         # `waitpid` has freed the process id of the child.
         while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-            while received:
-                os.kill(child, received.pop(0))
+            for numbers in (received, shows):
+                while numbers:
+                    os.kill(child, numbers.pop(0))
             time.sleep(PERIOD)
     code = os.waitstatus_to_exitcode(ended[1])
     return code if code >= 0 else 128 - code

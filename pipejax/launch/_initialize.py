@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from pipejax._internal import leaving, threads
+from pipejax._internal import leaving, proofs, threads, timeline
 
-from . import _liveness, _record, _roll_call, _secret
+from . import _liveness, _record, _roll_call, _standby
 from ._detect import detect
 from ._place import Place, check_address
 from ._proxy import check_proxy
@@ -77,6 +77,7 @@ def initialize(
       RollCallError: If a process does not come, comes twice or differs from the others.
         Every process raises it, with a line for each reason.
     """
+    _standby.wait_if_standing_by()
     check_heartbeat(heartbeat)
     if not 0 < timeout <= 1e6:
         raise ValueError(
@@ -95,7 +96,7 @@ def initialize(
     bind = bind or os.environ.get(_BIND) or place.coordinator
     check_address("bind", bind, f"the argument, or {_BIND}")
     mine = _record.of_this_process(place, config or {})
-    secret = _secret.secret_of()
+    secret = proofs.secret_of()
     meeting = _roll_call.call(place, mine, bind=bind, timeout=timeout, secret=secret)
     _liveness.keep(meeting.connections)
     threads.set_enough()
@@ -111,6 +112,7 @@ def initialize(
         coordinator_bind_address=bind,
     )
     check_devices(meeting.hosts)
+    timeline.note("joined")
     return place
 
 

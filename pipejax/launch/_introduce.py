@@ -4,7 +4,8 @@ import contextlib
 import socket
 import time
 
-from . import _secret
+from pipejax._internal import proofs
+
 from ._enrol import GREETING, LONGEST, PATIENCE, REFUSED, SHORT
 from ._place import Place
 from ._record import Record
@@ -42,15 +43,15 @@ def prove(connection: socket.socket, secret: bytes, patience: float) -> None:
     if not greeting.startswith(GREETING):
         raise ValueError("another program listens there")
     theirs = greeting.removeprefix(GREETING).decode("ascii", "replace").strip()
-    drawn = _secret.drawn()
-    given = _secret.proof(secret, _secret.REPORTS, drawn, theirs)
+    drawn = proofs.drawn()
+    given = proofs.proof(secret, proofs.REPORTS, drawn, theirs)
     connection.sendall(f"{drawn} {given}\n".encode())
     answer = _line(connection, patience, SHORT)
     shown = answer.decode("ascii", "replace").strip()
-    if answer == REFUSED or not _secret.proves(
-        shown, secret, _secret.LISTENS, theirs, drawn
+    if answer == REFUSED or not proofs.proves(
+        shown, secret, proofs.LISTENS, theirs, drawn
     ):
-        says = f"{_secret.VARIABLE} must be the same in all processes"
+        says = f"{proofs.VARIABLE} must be the same in all processes"
         raise ValueError(f"process 0 has another secret: {says}")
 
 

@@ -1,14 +1,11 @@
-"""The two internals of JAX that this package uses, since nothing public replaces them.
+"""The internal of JAX that this package uses, since nothing public replaces it.
 
-JAX 0.10 to 0.12 have no public function that detects a cluster without joining it, and
-no public access to the key-value store of their runtime.
+JAX 0.10 to 0.12 have no public function that detects a cluster without joining it.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from jax._src import distributed
 from jax._src.clusters import ClusterEnv
 
 Detected = tuple[str | None, int | None, int | None, Sequence[int] | None]
@@ -22,8 +19,3 @@ def detect_cluster(
     return ClusterEnv.auto_detect_unset_distributed_params(
         coordinator, None, None, None, method, math.ceil(timeout)
     )
-
-
-def key_value_client() -> Any:
-    """Returns the client of the store, or `None` in a process that has not joined."""
-    return distributed.global_state.client

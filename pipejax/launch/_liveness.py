@@ -1,13 +1,14 @@
 """Notices that another process has ended, by the connection that it leaves behind.
 
-However a process ends, the kernel closes its connections at once. A watchdog therefore
-needs only a short silence of a process whose connection has closed, where it would
-otherwise have to wait for its whole limit. The connections are those of the roll call,
-which `initialize` keeps open.
+However a process ends, the kernel closes its connections at once. The connections are
+those of the roll call, which `initialize` keeps open between process 0 and each other.
 
 A closed connection alone says little, because a network device may close a connection
-that nobody uses. The kernel therefore probes each of them twice a minute. A connection
+that nobody uses. The kernel therefore probes each of them twice a minute. A process
+that lives notices too that its connection has closed, and says so at once. A connection
 that the network has lost says nothing about its process, and is left out.
+
+Process 0 sends its diagnosis over them, which every other process then has at once.
 """
 
 import contextlib
@@ -17,8 +18,12 @@ from collections.abc import Mapping
 # Seconds without traffic until a probe, and between probes; probes until one gives up.
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 10}
 
+_END = b"\0"  # ends a text
+
 # The connections of this process to those of its job, by rank. It has one job only.
 _kept: dict[int, socket.socket] = {}
+_said: dict[int, bytearray] = {}  # what they have sent
+_closed: set[int] = set()
 
 
 def keep(connections: Mapping[int, socket.socket]) -> None:
@@ -37,14 +42,38 @@ def keep(connections: Mapping[int, socket.socket]) -> None:
 
 def closed() -> set[int]:
     """Returns the ranks of the processes whose connections have closed."""
-    return {rank for rank in list(_kept) if _is_closed(rank)}
+    for rank in list(_kept):
+        _read(rank)
+    return {*_closed}
 
 
-def _is_closed(rank: int) -> bool:
+def all_closed() -> bool:
+    """Returns whether there were connections, and none is open."""
+    found = closed()
+    return bool(found) and found >= _kept.keys()
+
+
+def send(text: str) -> None:
+    """Sends a text to all other processes, for process 0."""
+    for connection in list(_kept.values()):
+        with contextlib.suppress(OSError):  # it has ended
+            connection.send(text.encode() + _END)
+
+
+def received() -> str:
+    """Returns the text that process 0 has sent, or an empty one."""
+    closed()
+    text, end, _ = bytes(_said.get(0, b"")).partition(_END)
+    return text.decode() if end else ""
+
+
+def _read(rank: int) -> None:
     try:
-        return not _kept[rank].recv(1)  # nobody sends anything after the roll call
+        while part := _kept[rank].recv(65536):
+            _said.setdefault(rank, bytearray()).extend(part)
+        _closed.add(rank)
     except BlockingIOError:
-        return False
+        pass
     except OSError:  # the network has reset it, has no route, or answers no probe
+        _closed.discard(rank)
         _kept.pop(rank).close()
-        return False

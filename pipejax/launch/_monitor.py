@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 
 import jax
 
 from . import _liveness, _where
-from ._diagnose import GRACE, ProcessReport, Seen, diagnose, silence
+from ._diagnose import GRACE, ProcessReport, Seen, diagnose, patience, silence
 from ._kv_store import KeyValueStore
 
 FAULT = 75
@@ -28,7 +29,10 @@ FAULT = 75
 75 is EX_TEMPFAIL of sysexits.h.
 """
 
-PERIOD = 1.0  # seconds between two reports of a process
+PERIOD = 0.5  # seconds between two reports of a process
+_LOOK = 0.05  # seconds between two looks at connections and reports
+_LAST = 3.0  # seconds after a diagnosis until process 0 ends at the latest
+_PACE = 20  # the number of steps that say how long a step takes
 
 
 @dataclasses.dataclass
@@ -37,6 +41,9 @@ class Progress:
 
     step: int = 0
     since: float = 0.0  # the time of `time.monotonic()`
+    stepped: bool = False  # whether `since` is the beginning of a step
+    # Seconds of the last steps without other work between, oldest first.
+    paces: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=_PACE))
     busy: str = ""  # what `Watchdog.pause` was given
     failed: str = ""
     finished: bool = False
@@ -63,7 +70,10 @@ class Monitor:
         self._newest: dict[int, tuple[ProcessReport, float]] = {}
         self._diagnosis = ""
         self._found = ""
-        self._closed: set[int] = set()
+        self._closed: dict[int, float] = {}  # when each connection closed, by rank
+        self._cut = False  # whether that to process 0 has closed
+        self._hurry = threading.Event()
+        self._put_off_at = 0.0
         self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
 
     def start(self) -> None:
@@ -91,8 +101,6 @@ class Monitor:
             over = self._is_over()
             # `_look` checks for how long the store has been out of reach.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                if self.rank == 0:
-                    self._closed = _liveness.closed()
                 self.store.post(self._report(count, over))
                 if over:
                     break
@@ -103,37 +111,58 @@ class Monitor:
                 self._note(self.store.reports(None if self.rank == 0 else 0))
                 self._diagnosis = self.store.diagnosis()
                 self._contact = time.monotonic()
-            time.sleep(PERIOD)
+            self._hurry.wait(PERIOD)
+            self._hurry.clear()
         self.over.set()
 
     def _look(self) -> None:
         looked = time.monotonic()
         self._put_off()
-        while not self.over.wait(PERIOD):
+        while not self.over.wait(_LOOK):
             self._put_off()
             if time.monotonic() - looked > GRACE:
                 self._forgive()  # this process was held up: count all silence anew
             looked = time.monotonic()
+            self._look_at_connections()
             cut_off = time.monotonic() - self._contact
             if self._diagnosis:
                 self._finally(self._diagnosis)
-            elif cut_off > self.limit:
+            elif cut_off > self._patience():
                 self._finally(
                     "process 0, which holds JAX's key-value store, could not be reached"
                     f" from process {self.rank} on {self._host} for {cut_off:.0f} s;"
                     f" process {self.rank} is at step {self.progress.step}",
                 )
-            elif not self._found:
-                self._found = self._diagnosed()
+            elif not self._found and (found := self._diagnosed()):
+                self._found = found
+                if self.rank == 0:
+                    _liveness.send(found)
+                self._hurry.set()  # publish it
         faulthandler.cancel_dump_traceback_later()
+
+    def _look_at_connections(self) -> None:
+        if self.rank == 0:
+            now = time.monotonic()
+            self._closed = {
+                rank: self._closed.get(rank, now) for rank in _liveness.closed()
+            }
+            return
+        self._diagnosis = self._diagnosis or _liveness.received()
+        if not self._cut and 0 in _liveness.closed():
+            # If process 0 has ended, nobody hears it.
+            self._cut = True
+            self._hurry.set()
 
     def _put_off(self) -> None:
         """Postpones the forced end of this process to `limit + PERIOD` from now."""
         # If a thread never releases the interpreter, `_look` stops and no longer
         # postpones this. The process must end before process 0 does, because JAX aborts
         # all others at that moment. File descriptor 2 is given since an object in place
-        # of `sys.stderr` may have none.
-        faulthandler.dump_traceback_later(self.limit + PERIOD, exit=True, file=2)
+        # of `sys.stderr` may have none. Each call starts a thread.
+        if time.monotonic() - self._put_off_at > PERIOD:
+            self._put_off_at = time.monotonic()
+            seconds = self.limit + 2 * PERIOD
+            faulthandler.dump_traceback_later(seconds, exit=True, file=2)
 
     def _finally(self, diagnosis: str) -> None:
         self.ending = True
@@ -143,7 +172,7 @@ class Monitor:
         now = time.monotonic()
         where = _where.main_thread()
         if where.busy:
-            self.progress.since = now
+            self.progress.since, self.progress.stepped = now, False
         # `outside` counts from the last moment of work or waiting inside of JAX.
         if where.busy or where.waits or self.progress.busy:
             self._inside = now
@@ -162,7 +191,14 @@ class Monitor:
             failed,
             self.progress.finished,
             over,
+            self._pace(),
+            self._cut,
         )
+
+    def _pace(self) -> float:
+        """Returns the seconds of the longest of the last steps, 0 with too few."""
+        paces = [*self.progress.paces]
+        return max(paces) if len(paces) == _PACE else 0.0
 
     def _failure(self, now: float) -> tuple[str, float]:
         """Returns the failure and the seconds since it.
@@ -193,8 +229,8 @@ class Monitor:
     def _diagnosed(self) -> str:
         now = time.monotonic()
         seen = [
-            Seen(report, now - heard, rank in self._closed)
-            for rank, (report, heard) in self._newest.copy().items()
+            Seen(report, now - heard, self._closed_for(report, now))
+            for report, heard in self._newest.copy().values()
         ]
         if self.rank:  # process 0 diagnoses first
             limit, mine = self.limit + GRACE, self.progress
@@ -204,6 +240,19 @@ class Monitor:
             return silence(seen, limit)
         absent = set(range(self.processes)) - self._newest.keys()
         return diagnose(seen, absent, self.limit)
+
+    def _patience(self) -> float:
+        """Returns the seconds without contact after which this process ends."""
+        progress = self.progress
+        mine = ProcessReport(
+            self.rank, self._host, busy=progress.busy, pace=self._pace()
+        )
+        # Process 0 diagnoses first.
+        return patience(mine, self.limit) + 2 * PERIOD
+
+    def _closed_for(self, report: ProcessReport, now: float) -> float:
+        closed = self._closed.get(report.rank)
+        return 0.0 if closed is None or report.cut else now - closed
 
     def _is_over(self) -> bool:
         newest = [report for report, _ in self._newest.values()]
@@ -228,7 +277,8 @@ def end(rank: int, diagnosis: str) -> None:
         sys.stderr.flush()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-    if rank == 0:
-        # The store ends with process 0: the others must read the diagnosis before that.
-        time.sleep(3 * PERIOD)
+    # The store ends with process 0: the others must have the diagnosis before that.
+    until = time.monotonic() + _LAST
+    while rank == 0 and time.monotonic() < until and not _liveness.all_closed():
+        time.sleep(_LOOK)
     os._exit(FAULT)

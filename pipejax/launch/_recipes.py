@@ -5,7 +5,7 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 
-from . import _secret
+from pipejax._internal import proofs
 
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
@@ -44,7 +44,7 @@ def slurm(recipe: Recipe) -> str:
         "#SBATCH --requeue",
         "",
         "# Other programs that connect to process 0 do not know this secret:",
-        f"export {_secret.VARIABLE}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')",
+        f"export {proofs.VARIABLE}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')",
         f"srun {recipe.watched}",
     ]
     return "\n".join(lines) + "\n"

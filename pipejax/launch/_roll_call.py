@@ -25,7 +25,7 @@ from ._introduce import introduced
 from ._place import Place
 from ._record import JsonLine, Record, differences
 
-_AGAIN = 0.2  # seconds between two attempts to reach an address that does not answer
+_AGAIN = 0.05  # seconds between two attempts to reach an address that does not answer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,25 +11,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from ._guard import PERIOD, die_with_parent
+from ._guard import PERIOD
+from ._standby import Reserve
+from ._start import Start
 
 _AGAIN = 1.0  # seconds after which a signal that a process has dropped is sent again
+_SETTLED = 15.0  # seconds after which a job is taken to need its cores less
+_STOPPED = 2.0  # seconds after which a process that stays stopped is killed
 _TAIL = 20  # the number of last lines that are kept of each process, to be shown again
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """A process to be started.
-
-    `name` stands before each line that it prints. It may use `cores`, by default all.
-    """
-
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    cores: set[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +35,26 @@ class Ended:
     told: int | None  # the signal that asked this process to end the others
 
 
-def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) -> Ended:
+def supervise(
+    starts: Sequence[Start],
+    grace: float,
+    received: Sequence[int],
+    reserve: Reserve,
+) -> Ended:
     """Runs processes until all have ended or one has failed, and leaves none behind.
 
     After a signal or a failure, processes have `grace` seconds to end. `received` is
-    the list to which `guarded` appends signals.
+    the list to which `guarded` appends signals. Those that stand by in `reserve` are
+    taken, and others are started in their place some seconds later.
     """
     children: list[_Child] = []
     try:
-        for start in starts:
-            children.append(_Child(start))
+        taken = reserve.take(starts)
+        children += [_Child(*each) for each in zip(starts, taken, strict=True)]
         # No process is forked once there are threads, which may hold locks.
         for child in children:
             child.reader.start()
-        first = _first_failure(children, received, grace)
+        first = _first_failure(children, received, lambda: reserve.fill(starts))
         # A signal is for all processes, so they get it at once. After a failure, the
         # others may still notice it by themselves and save, and so are asked only after
         # `grace`.
@@ -79,34 +76,13 @@ def supervise(starts: Sequence[Start], grace: float, received: Sequence[int]) ->
     return Ended(first, codes[first], tuple(children[first].lines), told)
 
 
-def _started(start: Start) -> "subprocess.Popen[str]":
-    parent = os.getpid()
-
-    def prepare() -> None:
-        die_with_parent(parent, signal.SIGKILL)
-        if start.cores is not None:
-            os.sched_setaffinity(0, start.cores)
-
-    return subprocess.Popen(
-        start.command,
-        env=dict(start.environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # a group that includes what the process starts
-        preexec_fn=prepare,
-    )
-
-
 class _Child:
     """A process whose lines are printed behind its name, and the last of them kept."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, process: "subprocess.Popen[str]") -> None:
         self.name = start.name
         self.lines: deque[str] = deque(maxlen=_TAIL)
-        self.process = _started(start)
+        self.process = process
         self.pid = self.process.pid
         self.reader = threading.Thread(target=self._read, daemon=True)
 
@@ -131,11 +107,14 @@ class _Child:
 
 
 def _first_failure(
-    children: Sequence[_Child], received: Sequence[int], grace: float
+    children: Sequence[_Child], received: Sequence[int], fill: Callable[[], None]
 ) -> int | None:
     """Returns the index of the first process to fail; `None` after a signal."""
     running, looked = [0.0] * len(children), -math.inf
+    begun = time.monotonic()
     while not received:
+        if time.monotonic() - begun > _SETTLED:
+            fill()
         # Restart the clocks if this process was stopped: the others may have been too.
         if time.monotonic() - looked > 10 * PERIOD:
             running = [time.monotonic()] * len(children)
@@ -144,8 +123,8 @@ def _first_failure(
             if not _is_stopped(child.pid):
                 running[place] = time.monotonic()
             # A process that stays stopped, for example by SIGSTOP, would never fail by
-            # itself.
-            elif time.monotonic() - running[place] > grace:
+            # itself, and the others do not wait for it.
+            elif time.monotonic() - running[place] > _STOPPED:
                 os.kill(child.pid, signal.SIGKILL)
         codes = [child.code() for child in children]
         if failed := [place for place, code in enumerate(codes) if code]:

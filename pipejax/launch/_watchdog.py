@@ -1,6 +1,7 @@
 """A watchdog that ends a job which stands still, and names the process at fault."""
 
 import contextlib
+import math
 import operator
 import time
 import traceback
@@ -9,7 +10,9 @@ from types import TracebackType
 
 import jax
 
-from . import _jax_internals
+from pipejax._internal import timeline
+from pipejax._internal.key_value_client import key_value_client
+
 from ._kv_store import KeyValueStore
 from ._monitor import PERIOD, Monitor, Progress, described, end
 
@@ -19,7 +22,8 @@ HEARTBEAT = 100.0
 # Seconds by which the longest limit stays below the heartbeat timeout. In this time,
 # all processes can name a silent one, before the runtime aborts them.
 _SOONER = 20.0
-_LEAST = 10 * PERIOD  # the shortest limit, in seconds
+_NOTED = 0.2  # seconds between two notes in the timeline
+_LEAST = 10.0  # the shortest limit, in seconds
 
 
 def check_heartbeat(seconds: float) -> float:
@@ -39,15 +43,17 @@ class Watchdog:
     of NCCL or of JAX's runtime, which names no process. Enter a watchdog around the
     training loop on every process, and call `step` at the beginning of each step.
 
-    1. Once a second, every process reports through the key-value store of JAX's runtime
-       that it is alive, at which step it is, and since when.
+    1. Twice a second, every process reports through the key-value store of JAX's
+       runtime that it is alive, at which step it is, and since when.
     2. Process 0 diagnoses the reports of all processes. It also sees the kernel close
        the connection of a process that ends, if `initialize` has joined the processes.
-       The other processes check that process 0 still reports.
+       The other processes check that process 0 still reports. A process is silent after
+       `limit` seconds without a report, or, if it takes steps, after 20 times the
+       longest of the last 20, if that is less than `limit`, but not before 2 seconds.
     3. When a process is at fault, every process prints the rank, host and step of that
        process, and the stack of its main thread if it stands still. Every process exits
-       with status 75, `pj.launch.FAULT`, a few seconds after `limit`, or a few seconds
-       after a process has died.
+       with status 75, `pj.launch.FAULT`, soon after the limit, or about a second after
+       a process has died.
 
     A process in which a thread holds Python's interpreter and never releases it prints
     the stacks of its threads instead, and exits with status 1.
@@ -101,6 +107,7 @@ class Watchdog:
         self._limit = limit
         self._progress = Progress()
         self._monitor: Monitor | None = None
+        self._noted = -math.inf  # when a step was last noted in the timeline
 
     def step(self, number: int) -> None:
         """Reports that this process begins a step.
@@ -111,8 +118,14 @@ class Watchdog:
         Raises:
           TypeError: If `number` is not an integer.
         """
-        self._progress.step = operator.index(number)
-        self._progress.since = time.monotonic()
+        progress, now = self._progress, time.monotonic()
+        progress.step = operator.index(number)
+        if progress.stepped:
+            progress.paces.append(now - progress.since)
+        progress.since, progress.stepped = now, True
+        if now - self._noted > _NOTED:
+            self._noted = now
+            timeline.note("step", step=progress.step)
 
     @contextlib.contextmanager
     def pause(self, what: str) -> Iterator[None]:
@@ -136,11 +149,11 @@ class Watchdog:
             yield
         finally:
             self._progress.busy = before
-            self._progress.since = time.monotonic()
+            self._progress.since, self._progress.stepped = time.monotonic(), False
 
     def __enter__(self) -> "Watchdog":
         self._progress.since = time.monotonic()
-        client = _jax_internals.key_value_client()
+        client = key_value_client()
         if client is not None and jax.process_count() > 1:
             rank, processes = jax.process_index(), jax.process_count()
             self._monitor = Monitor(
@@ -162,6 +175,8 @@ class Watchdog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None and self._noted > 0:
+            timeline.note("step", step=self._progress.step + 1)  # it has ended
         if self._monitor is None:
             return
         # `sys.exit()` is the usual end of a program, and its code is `None` or 0.

@@ -26,6 +26,7 @@ from experiments.faults import (
     start,
     strangers,
 )
+from pipejax._internal import timeline
 
 from . import here
 from .test_measurements import experiment
@@ -62,9 +63,9 @@ def test_jobs_are_started_by_launch_and_judged_by_their_output(
         assert network.size == 2
         commands.append(command)
         if "--faults" not in command:
-            return dict.fromkeys(range(2), "begun 1.0\ndigest 12ab\n")
+            return dict.fromkeys(range(2), "joined 1.0\ndigest 12ab\n")
         silent = "process 1 on host1 has said nothing for 12 s, last at step 4"
-        job = f"begun 3.0\nprovoked 17.0\n{END}{silent}\nbegun 30.5\ndigest 12ab\n"
+        job = f"joined 3.0\nprovoked 17.0\n{END}{silent}\njoined 30.5\ndigest 12ab\n"
         return dict.fromkeys(range(2), job)
 
     monkeypatch.setattr(faults, "printed", printed)
@@ -141,7 +142,7 @@ END = "pipejax: this job is ended: "
 def test_outcome_of_a_fault_is_read_from_the_output(
     monkeypatch, kind, rank, said, named, after
 ):
-    job = f"begun 3.0\nprovoked 17.0\n{said}\nbegun 30.5\ndigest 12ab\n"
+    job = f"joined 3.0\nprovoked 17.0\n{said}\njoined 30.5\ndigest 12ab\n"
     everyone = dict.fromkeys(range(4), job)
     monkeypatch.setattr(faults, "job", lambda *_: (everyone, 60.0))
     outcome = faults.run(faults.Config(), (kind, rank, 17), ["12ab"] * 4)
@@ -321,10 +322,11 @@ def timelines():
     return host, other
 
 
-def test_parts_of_a_job_are_read_from_its_timeline():
-    parts, step = goodput.split(timelines(), 0.0)
-    assert step == 1  # of 1, 1 and 3 s: the first steps of attempts do not count
-    assert parts == pytest.approx(
+def test_timeline_of_an_earlier_version_is_converted():
+    hosts = [goodput.converted(host) for host in timelines()]
+    found = goodput.of_hosts(hosts, 0.0, 57.5)
+    assert found.step == 1  # of 1, 1 and 3 s: the first steps of attempts do not count
+    assert found.parts == pytest.approx(
         {
             "useful": 4,
             "again": 1,
@@ -333,13 +335,13 @@ def test_parts_of_a_job_are_read_from_its_timeline():
             "detection": 1.5 + 9,
             "outage": 42.5 - 20.5,
             "start": 2 + 3,
-            "build": 1 + 1,
+            "build": 0.5 + 0.5,
             "restore": 2,
-            "compilation": 4.5 - 1 + 3.5 - 1,
+            "compilation": 5 - 1 + 4 - 1,
             "end": 2.5,
         }
     )
-    assert sum(parts.values()) == pytest.approx(57.5)
+    assert sum(found.parts.values()) == pytest.approx(57.5)
 
 
 def test_job_with_faults_is_continued_and_its_time_is_split(tmp_path, monkeypatch):
@@ -347,23 +349,26 @@ def test_job_with_faults_is_continued_and_its_time_is_split(tmp_path, monkeypatc
     monkeypatch.setattr(cluster, "reason_why_not", lambda: None)
 
     def printed(network, command):
-        folder = pathlib.Path(command[command.index("--timeline") + 1])
+        option = "--timeline" if "--timeline" in command else None
+        place = command.index(option) + 1 if option else 3
         for host, found in enumerate(timelines()):
-            begun = [{**event, "at": provoke.now() + event["at"]} for event in found]
-            (folder / str(host)).write_text("\n".join(map(json.dumps, begun)))
+            found = found if option else goodput.converted(found)
+            begun = [{**each, "at": timeline.now() + each["at"]} for each in found]
+            text = "".join(json.dumps(each) + "\n" for each in begun)
+            (pathlib.Path(command[place]) / str(host)).write_text(text)
         return dict.fromkeys(range(2), "digest 12ab\n")
 
     monkeypatch.setattr(goodput, "printed", printed)
-    size = {"hosts": 2, "seeds": (3,), "between": 30.0, "every": 5, "steps": 40}
+    size = {"hosts": 2, "seeds": (3,), "between": 10.0, "every": 5, "steps": 200}
     files = {"out": tmp_path / "found.json", "plot": tmp_path / "found.png"}
-    for variant in ("before", "after"):
-        config = goodput.Config(variant=variant, **size, **files)
-        cells = goodput.main(config)
-    assert [cell["variant"] for cell in cells] == ["before", "after"]
-    (job,) = cells[1]["jobs"]
-    assert job["same_bits"]
-    assert job["goodput"] == pytest.approx(4 / 57.5, abs=1e-3)
-    assert job["faults"] == [list(fault) for fault in goodput.faults(config, 3)]
+    config = goodput.Config(before=str(tmp_path), **size, **files)
+    cells = goodput.main(config)
+    assert [cell["variant"] for cell in cells] == ["with snapshots", "before"]
+    for cell in cells:
+        (job,) = cell["jobs"]
+        assert job["same_bits"]
+        assert job["parts_s"]["useful"] == pytest.approx(4, abs=0.1)
+        assert job["faults"] == [list(fault) for fault in goodput.faults(config, 3)]
     assert json.loads(files["out"].read_text())["cells"] == cells
     assert files["plot"].stat().st_size > 10_000
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import pathlib
 import socket
 import time
 
@@ -10,6 +11,20 @@ import jax
 
 from pipejax import launch
 from pipejax.launch import _introduce, _record, _roll_call
+
+
+def ended(pid, patience=10.0):
+    """Waits for the end of a process, and returns whether it has ended."""
+    stat, end = pathlib.Path(f"/proc/{pid}/stat"), time.monotonic() + patience
+    while time.monotonic() < end:
+        try:
+            state = stat.read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":  # nobody has asked for its status
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def free_port():

@@ -4,7 +4,15 @@ import dataclasses
 
 import pytest
 
-from pipejax.launch._diagnose import CLOSED, GRACE, ProcessReport, Seen, diagnose
+from pipejax.launch._diagnose import (
+    CLOSED,
+    GRACE,
+    LEAST,
+    STEPS,
+    ProcessReport,
+    Seen,
+    diagnose,
+)
 
 LIMIT = 60.0
 
@@ -15,9 +23,9 @@ def seen(rank, age=0.5, **changes):
     return Seen(dataclasses.replace(report, **changes), age)
 
 
-def closed(each):
-    """Returns a process whose connection has closed."""
-    return each._replace(closed=True)
+def closed(each, seconds):
+    """Returns a process whose connection has been closed for some seconds."""
+    return each._replace(closed=seconds)
 
 
 def stuck(rank, **changes):
@@ -39,10 +47,16 @@ def stuck(rank, **changes):
         # Process 1 has just come back from its wait for a compilation.
         [seen(0, busy="compiling"), stuck(1, outside=1.0)],
         [seen(0), seen(1, age=LIMIT - 1)],
-        # A closed connection is no fault of a process that sends reports, nor of one
-        # that has finished.
-        [seen(0), closed(seen(1, age=CLOSED))],
-        [seen(0), closed(seen(1, age=CLOSED + 1, finished=True))],
+        # A process whose connection has just closed may still say that it lives, and
+        # one that has finished need not.
+        [seen(0), closed(seen(1), CLOSED)],
+        [seen(0), closed(seen(1, finished=True), CLOSED + 1)],
+        # Without regular steps, or beside other work, the whole limit counts.
+        [seen(0), seen(1, age=LIMIT - 1, pace=0.0)],
+        [seen(0), seen(1, age=LIMIT - 1, pace=0.1, busy="compiling")],
+        [seen(0), seen(1, age=LEAST, pace=0.001)],
+        [seen(0), seen(1, age=STEPS * 0.5, pace=0.5)],
+        [seen(0), seen(1, age=LIMIT, pace=LIMIT)],
         # A process that has left in good order need not send reports or make progress.
         [seen(0), seen(1, age=999.0, finished=True)],
         [seen(0), stuck(1, finished=True)],
@@ -60,17 +74,25 @@ def test_healthy_processes_have_no_diagnosis(fine):
     [
         (
             [seen(0), seen(1, age=LIMIT + 1)],
-            "process 1 on host1 has said nothing for 61 s, last at step 3",
+            "process 1 on host1 has said nothing for 61.0 s, last at step 3",
         ),
         (
-            [seen(0), closed(seen(1, age=CLOSED + 1))],
-            "process 1 on host1 has said nothing for 4 s, last at step 3: it died",
+            [seen(0), closed(seen(1, age=0.9), CLOSED + 0.1)],
+            "process 1 on host1 has said nothing for 0.9 s, last at step 3: it died",
+        ),
+        (
+            [seen(0), seen(1, age=LEAST + 0.1, pace=0.001)],
+            "process 1 on host1 has said nothing for 2.1 s, last at step 3: it died,",
+        ),
+        (
+            [seen(0), seen(1, age=STEPS * 0.5 + 0.1, pace=0.5)],
+            "process 1 on host1 has said nothing for 10.1 s, last at step 3",
         ),
         # A process fails if another process closes its connection, and that one is at
         # fault.
         (
             [seen(0, failed="Gloo"), seen(1, age=GRACE + 1)],
-            "process 1 on host1 has said nothing for 6 s, last at step 3",
+            "process 1 on host1 has said nothing for 6.0 s, last at step 3",
         ),
         (
             [

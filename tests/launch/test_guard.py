@@ -18,10 +18,13 @@ pytestmark = pytest.mark.one_python
 
 BEGIN = """
 import _thread, functools, operator, os, signal, sys, time
-from pipejax.launch import _guard, _supervise
+from pipejax.launch import _guard, _standby, _start, _supervise
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 waitpid = os.waitpid
+
+def supervise(*args):
+    return _supervise.supervise(*args, _standby.Reserve(wanted=False))
 
 def at_once(*calls):
     return [*map(operator.call, calls)]

@@ -18,6 +18,8 @@ from .helpers import record
 def kept(monkeypatch):
     found = {}
     monkeypatch.setattr(_liveness, "_kept", found)
+    monkeypatch.setattr(_liveness, "_said", {})
+    monkeypatch.setattr(_liveness, "_closed", set())
     yield found
     for connection in found.values():
         connection.close()
@@ -61,6 +63,38 @@ def test_connection_lost_by_the_network_says_nothing(kept, error):
     until(lambda: _liveness.closed() == {1})
     assert kept.keys() == {1}
     assert not lost.open
+
+
+def test_text_of_process_0_reaches_the_others(kept):
+    ours, theirs = socket.socketpair()
+    _liveness.keep({1: ours})
+    _liveness.send("process 3 died\nat é")
+    kept.clear()
+    _liveness.keep({0: theirs})
+    until(lambda: _liveness.received() == "process 3 died\nat é")
+    ours.close()
+    assert _liveness.received() == "process 3 died\nat é"
+    assert _liveness.closed() == {0}
+
+
+def test_unfinished_text_is_none():
+    ours, theirs = socket.socketpair()
+    _liveness.keep({0: theirs})
+    ours.sendall(b"process 3")
+    ours.close()
+    until(lambda: _liveness.closed() == {0})
+    assert _liveness.received() == ""
+
+
+def test_text_is_sent_beside_a_process_that_has_ended():
+    (first, second), (third, fourth) = socket.socketpair(), socket.socketpair()
+    _liveness.keep({1: first, 2: third})
+    second.close()
+    _liveness.send("text")
+    assert fourth.recv(100) == b"text\0"
+    assert not _liveness.all_closed()
+    fourth.close()
+    until(_liveness.all_closed)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="not on this system")

@@ -192,7 +192,8 @@ def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch)
     monkeypatch.setattr(_diagnose, "CLOSED", 0.2)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     here, there = socket.socketpair()
-    monkeypatch.setattr(_liveness, "_kept", {})
+    for name, empty in (("_kept", {}), ("_said", {}), ("_closed", set())):
+        monkeypatch.setattr(_liveness, name, empty)
     _liveness.keep({1: here})
     store, diagnoses = KeyValueStore(Store()), {}
     progress = _monitor.Progress(since=time.monotonic())
@@ -204,10 +205,53 @@ def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch)
     there.close()
     until(lambda: diagnoses)
     assert re.fullmatch(
-        r"process 1 on host1 has said nothing for \d s, last at step 3: it died",
+        r"process 1 on host1 has said nothing for \d\.\d s, last at step 3: it died",
         diagnoses[0],
     )
     progress.finished = True
     store.post(ProcessReport(1, "host1", count=1, finished=True))
     assert first.over.wait(10)
     here.close()
+
+
+def test_process_that_lives_says_so_when_its_connection_closes(monkeypatch):
+    """A network device may close a connection that nobody uses."""
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    here, there = socket.socketpair()
+    for name, empty in (("_kept", {}), ("_said", {}), ("_closed", set())):
+        monkeypatch.setattr(_liveness, name, empty)
+    _liveness.keep({0: here})
+    store, progress = KeyValueStore(Store()), _monitor.Progress()
+    monitor = _monitor.Monitor(store, 1, 2, 60.0, progress, lambda *_: None)
+    monitor.start()
+    there.close()
+    until(lambda: any(report.cut for report in store.reports(1)))
+    first = _monitor.Monitor(store, 0, 2, 60.0, progress, lambda *_: None)
+    first._closed = {1: time.monotonic() - 9.0}
+    first._note(store.reports())
+    assert first._closed_for(store.reports(1)[0], time.monotonic()) == 0.0
+    first._newest.clear()
+    progress.finished = True
+    store.post(ProcessReport(0, "host0", finished=True, over=True))
+    assert monitor.over.wait(10)
+    here.close()
+
+
+def test_diagnosis_of_process_0_comes_over_the_connection(monkeypatch):
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    here, there = socket.socketpair()
+    for name, empty in (("_kept", {}), ("_said", {}), ("_closed", set())):
+        monkeypatch.setattr(_liveness, name, empty)
+    _liveness.keep({0: here})
+    store, diagnoses = KeyValueStore(Store()), {}
+    progress = _monitor.Progress(since=time.monotonic())
+    monitor = _monitor.Monitor(store, 1, 2, 60.0, progress, diagnoses.setdefault)
+    monitor.start()
+    there.sendall(b"process 2 on host2 died\0")
+    until(lambda: diagnoses)
+    assert diagnoses == {1: "process 2 on host2 died"}
+    progress.finished = True
+    store.post(ProcessReport(0, "host0", finished=True, over=True))
+    assert monitor.over.wait(10)
+    here.close()
+    there.close()

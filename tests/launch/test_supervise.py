@@ -21,10 +21,10 @@ def test_signals_are_sent_only_to_unfinished_processes():
 
         os.killpg = send
         starts = [
-            _supervise.Start(name, command.split(), os.environ)
+            _start.Start(name, command.split(), os.environ)
             for name, command in (("0", "false"), ("1", "sleep 600"), ("2", "true"))
         ]
-        ended = _supervise.supervise(starts, 0.0, [])
+        ended = supervise(starts, 0.0, [])
         print(ended.first, ended.code)
     """)
     assert (code, out) == (0, "0 1\n"), errors
@@ -39,12 +39,12 @@ def test_lines_are_named_and_the_last_of_a_failure_kept():
         def start(name, text, **changes):
             variables = {**os.environ, **changes}
             command = [sys.executable, "-c", text]
-            return _supervise.Start(name, command, variables, {core})
+            return _start.Start(name, command, variables, {core})
 
-        ended = _supervise.supervise([start("a", show, MARK="x")], 10.0, [])
+        ended = supervise([start("a", show, MARK="x")], 10.0, [])
         assert ended == _supervise.Ended(None, 0, (), None), ended
         print(core)
-        ended = _supervise.supervise([start("b", fail)], 10.0, [])
+        ended = supervise([start("b", fail)], 10.0, [])
         assert (ended.first, ended.code, ended.told) == (0, 3, None), ended
         assert ended.lines == tuple(f"{i}\\n" for i in range(10, 30)), ended
     """)
@@ -72,8 +72,8 @@ def test_signal_is_passed_on_and_reported(tmp_path):
                     received.append(signal.SIGTERM)
 
             threading.Thread(target=tell).start()
-            start = _supervise.Start("0", command, os.environ)
-            ended = _supervise.supervise([start], grace, received)
+            start = _start.Start("0", command, os.environ)
+            ended = supervise([start], grace, received)
             print(ended.first, ended.code, ended.told)
 
         told(0, "lambda *_: exit(0)", 60.0)
@@ -105,8 +105,8 @@ def test_ctrl_c_dropped_by_python_is_sent_again():
             return supervised(*args)
 
         _supervise._first_failure = told
-        start = _supervise.Start("0", [sys.executable, "-c", dropping], os.environ)
-        ended = _supervise.supervise([start], 60.0, received)
+        start = _start.Start("0", [sys.executable, "-c", dropping], os.environ)
+        ended = supervise([start], 60.0, received)
         print(ended.code, ended.told)
     """)
     assert code == 0, errors

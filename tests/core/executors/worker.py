@@ -488,7 +488,21 @@ def sleeps():
         time.sleep(600)
 
 
+def trained(folder, until):
+    from ...checkpoint.snapshots import tasks
+
+    return tasks.trained(folder, until)
+
+
+def differing_extras(folder):
+    from ...checkpoint.snapshots import tasks
+
+    return tasks.differing_extras(folder)
+
+
 TASKS = {
+    "trained": trained,
+    "differing_extras": differing_extras,
     "rank": jax.process_index,
     "stateful": stateful,
     "exact": exact,

@@ -1,0 +1,186 @@
+"""Files that hold pieces of one step, in a folder that survives the process.
+
+A file is two: the bytes of all pieces, `NAME.data`, and a header, `NAME.json`, that
+says where each of them lies and has the checksum of each. The header is written last
+and under its final name at once, so a file without a header is none. The pages of the
+data are used again for the next step in the same file.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import pathlib
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._fault import DamagedError
+from ._pieces import Piece
+
+_ALIGNED = 64  # bytes
+
+
+class Header(NamedTuple):
+    """What a file says about its contents.
+
+    Attributes:
+      attempt: How often the job had been started when this was written.
+      step: The step of the state.
+      rank: The process whose pieces these are.
+      processes: The number of processes of the job.
+      meta: What `save` writes about a state.
+      extras: The extras that `snapshot` was given.
+      rest: The process whose part has the pieces that a copy leaves out; -1 in a part.
+      checksums: The CRC-32 of each piece.
+      offsets: Where each piece begins.
+    """
+
+    attempt: int
+    step: int
+    rank: int
+    processes: int
+    meta: dict[str, Any]
+    extras: dict[str, Any]
+    rest: int
+    offsets: dict[Piece, int]
+    checksums: dict[Piece, int]
+
+
+def offsets(pieces: Iterable[Piece]) -> tuple[dict[Piece, int], int]:
+    """Returns where each piece begins in a file, and the size of the file."""
+    found, size = {}, 0
+    for each in pieces:
+        found[each] = size
+        size += -(-each.size // _ALIGNED) * _ALIGNED
+    return found, size
+
+
+def reserve(path: pathlib.Path, size: int) -> mmap.mmap:
+    """Maps the data of a file, with room for `size` bytes; the header must be gone.
+
+    Raises an `OSError` if there is no room, before anything is written.
+    """
+    with open(_data(path), "a+b") as file:
+        os.chmod(file.fileno(), 0o600)
+        os.ftruncate(file.fileno(), max(size, 1))
+        # Without the call, a page without room would end the process by SIGBUS.
+        os.posix_fallocate(file.fileno(), 0, max(size, 1))
+        return mmap.mmap(file.fileno(), max(size, 1))
+
+
+def put(data: mmap.mmap, at: int, block: np.ndarray) -> None:
+    """Copies a block into the data of a file."""
+    block = np.ascontiguousarray(block)
+    into = np.frombuffer(data, np.uint8, block.nbytes, at)
+    np.copyto(into, block.reshape(-1).view(np.uint8))
+
+
+def checksum(data: mmap.mmap, at: int, size: int) -> int:
+    """Returns the CRC-32 of `size` bytes."""
+    with memoryview(data) as view:
+        return zlib.crc32(view[at : at + size])
+
+
+def commit(path: pathlib.Path, header: Header) -> None:
+    """Writes the header of a file whose data is complete."""
+    text = text_of(header)
+    line = json.dumps({"digest": _digest(text), "content": text})
+    beside = path.with_suffix(".part")
+    beside.write_text(line)
+    beside.replace(_header(path))
+
+
+def withdraw(path: pathlib.Path) -> None:
+    """Removes the header of a file, whose data may then be written again."""
+    _header(path).unlink(missing_ok=True)
+
+
+def remove(path: pathlib.Path) -> None:
+    """Removes a file, its header first."""
+    withdraw(path)
+    _data(path).unlink(missing_ok=True)
+
+
+def read_header(path: pathlib.Path) -> Header:
+    """Reads the header of a file; raises a `DamagedError` if it is not whole."""
+    try:
+        line = json.loads(_header(path).read_text())
+        text = line["content"]
+        if line["digest"] != _digest(text):
+            raise DamagedError(f"the header of {path.name} is not what was written")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"the header of {path.name}: {error}") from error
+    return header_of(text)
+
+
+def text_of(header: Header) -> str:
+    """Returns a header as JSON."""
+    pieces = [
+        [*each, header.offsets[each], header.checksums[each]] for each in header.offsets
+    ]
+    return json.dumps(header._asdict() | {"offsets": pieces, "checksums": None})
+
+
+def header_of(text: str) -> Header:
+    """Returns the header that `text_of` has written."""
+    content = json.loads(text)
+    rows = [
+        (Piece(name, (*start,), (*shape,), dtype), at, sum_)
+        for name, start, shape, dtype, at, sum_ in content["offsets"]
+    ]
+    return Header(**content)._replace(
+        offsets={each: at for each, at, _ in rows},
+        checksums={each: sum_ for each, _, sum_ in rows},
+    )
+
+
+def read(
+    path: pathlib.Path, header: Header, pieces: Iterable[Piece]
+) -> Iterator[tuple[Piece, bytearray]]:
+    """Yields the bytes of some pieces of a file, which may be damaged."""
+    with open(_data(path), "rb") as file:
+        for each in pieces:
+            file.seek(header.offsets[each])
+            yield each, filled(each.size, file)
+
+
+def filled(size: int, file: Any) -> bytearray:
+    """Reads `size` bytes from a file or a connection; raises an `EOFError` before."""
+    block = bytearray(size)
+    view, done = memoryview(block), 0
+    while done < size:
+        count = file.readinto(view[done:])
+        if not count:
+            raise EOFError(f"the end came after {done} of {size} bytes")
+        done += count
+    return block
+
+
+def checked(header: Header, piece: Piece, block: bytearray) -> np.ndarray:
+    """Returns a block as an array; raises a `DamagedError` if it is not whole."""
+    if zlib.crc32(block) != header.checksums[piece]:
+        raise DamagedError(
+            f"{piece.name} of process {header.rank} is not what was written"
+        )
+    return np.frombuffer(block, jnp.dtype(piece.dtype)).reshape(piece.shape)
+
+
+def names(folder: pathlib.Path) -> list[str]:
+    """Returns the names of all files in a folder that have a header."""
+    return sorted(path.stem for path in folder.glob("*.json"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _data(path: pathlib.Path) -> pathlib.Path:
+    return path.with_suffix(".data")
+
+
+def _header(path: pathlib.Path) -> pathlib.Path:
+    return path.with_suffix(".json")

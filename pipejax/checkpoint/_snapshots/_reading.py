@@ -1,0 +1,83 @@
+"""Reads the newest snapshot that all processes of a job can read."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+from etils import epath
+
+from .._gather import gathered
+from .._leaves import empty
+from .._read import Choose, Saved, written
+from . import _pieces
+from ._catalogue import Source, sources, without
+from ._keeper import Keeper
+
+_log = logging.getLogger("pipejax")
+T = TypeVar("T")
+
+
+def from_memory(
+    keeper: Keeper, choose: Choose, wants: Callable[[int], bool]
+) -> Saved | None:
+    """Returns the newest snapshot of a step that is wanted, or `None` without one.
+
+    A damaged file is left out, on all processes alike, and a snapshot of other devices
+    too. Raises a `ValueError` if a train step cannot continue from the snapshot.
+    """
+    damaged: set[Source] = set()
+    while True:
+        moments = sources(without(keeper.catalogue, damaged))
+        chosen = max((x for x in moments if wants(x.step)), default=None)
+        if chosen is None:
+            return None
+        found = _read(keeper, choose, moments[chosen][keeper.rank])
+        if isinstance(found, Saved):
+            keeper.restored(chosen)
+            _log.info("restored step %d from %s", chosen.step, keeper.path)
+            return found
+        if not found:
+            _log.warning(
+                "the snapshot of step %d in %s is of other devices, and is left out",
+                *(chosen.step, keeper.path),
+            )
+            found = {source for each in moments[chosen] for source in each}
+        damaged |= found
+
+
+def _read(keeper: Keeper, choose: Choose, own: list[Source]) -> Saved | set[Source]:
+    """Reads the part of this process; or returns files that are damaged, if any."""
+    opened = _everywhere(lambda: keeper.read(own), own)
+    if isinstance(opened, set):
+        return opened
+    header, blocks = opened
+    wanted = choose(epath.Path(keeper.path), header.meta)
+    shapes = written(wanted)
+    solid = {name: shape for name, shape in shapes.items() if shape.size}
+    pieces = _pieces.wanted(solid)
+    read = _everywhere(lambda: blocks(pieces), own)
+    if isinstance(read, set):
+        return read
+    if not all(gathered(pieces <= read.keys())):
+        return set()
+    arrays = _pieces.assembled(solid, read)
+    every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
+    return Saved(jax.block_until_ready(every), header.extras, header.meta, wanted)
+
+
+def _everywhere(action: Callable[[], T], own: list[Source]) -> T | set[Source]:
+    """Returns the result of an action, or the files for which it failed anywhere."""
+    failed, result = "", None
+    try:
+        result = action()
+    except (OSError, ValueError, EOFError, LookupError) as error:
+        failed = f"{type(error).__name__}: {error}"
+    every = gathered([failed, own])
+    for rank, (text, _) in enumerate(every):
+        if text and jax.process_index() == 0:
+            _log.warning("a snapshot cannot be read: %s (process %d)", text, rank)
+    if any(text for text, _ in every):
+        return {Source(*source) for text, files in every if text for source in files}
+    assert result is not None
+    return result

@@ -1,0 +1,178 @@
+"""Says how much of a job's time ended up in its parameters, and where the rest went.
+
+*Goodput* is the number of different steps, times the median time of a step, divided by
+the time of the whole job. The rest of the time has these parts:
+
+- again: steps that were done a second time, because no checkpoint or snapshot had them,
+- slow steps: what steps took above the median,
+- saves: checkpoints and snapshots, as long as they stopped the training,
+- detection: from the last step before a fault until the processes were started again,
+- outage: the part of it in which a link was cut off, if that is known,
+- start: imports and the roll call,
+- build: everything between joining and the first step, but restoring,
+- restore: reading a checkpoint or a snapshot,
+- compilation: what the first step took above the median,
+- end: from the last step to the end.
+"""
+
+import json
+import pathlib
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+Event = dict[str, Any]
+PARTS = (
+    *("useful", "again", "slow steps", "saves", "detection", "outage"),
+    *("start", "build", "restore", "compilation", "end"),
+)
+
+
+class Goodput(NamedTuple):
+    """Where the time of a job went.
+
+    Attributes:
+      seconds: The time of the job.
+      step: The median time of a step, in seconds.
+      steps: The number of different steps.
+      parts: The seconds of each part, which add up to `seconds`.
+    """
+
+    seconds: float
+    step: float
+    steps: int
+    parts: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        """Returns the goodput, from 0 to 1."""
+        return self.parts["useful"] / self.seconds
+
+    def __str__(self) -> str:
+        rest = sorted(self.parts.items(), key=lambda part: -part[1])
+        shown = [
+            f"{name} {100 * each / self.seconds:.1f} %"
+            for name, each in rest
+            if name != "useful" and each >= 0.001 * self.seconds
+        ]
+        return (
+            f"goodput {100 * self.share:.1f} % of {self.seconds:.0f} s, {self.steps}"
+            f" steps of {self.step:.3g} s; {', '.join(shown)}"
+        )
+
+
+def events(path: pathlib.Path) -> list[Event]:
+    """Reads the timeline of a process, with all its attempts."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    # The last line may be under way.
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def goodput(
+    timelines: Sequence[Sequence[Event]],
+    begun: float,
+    until: float,
+    cut_off: Sequence[tuple[float, float]] = (),
+) -> Goodput | None:
+    """Splits the time of a job into its parts.
+
+    Processes take their steps together, so those of the first stand for all.
+
+    Args:
+      timelines: The events of each process.
+      begun: When the job was started.
+      until: When it ended, or now.
+      cut_off: From when to when a link was cut off.
+
+    Returns:
+      The goodput; `None` with fewer than two steps.
+    """
+    attempts = _attempts(timelines[0])
+    spans = [_Span.of(*pair) for steps in attempts for pair in pairwise(steps)]
+    firsts = [_Span.of(*steps[:2]) for steps in attempts if len(steps) > 1]
+    if not spans:
+        return None
+    others = [span for span in spans if span not in firsts] or spans
+    usual = statistics.median(
+        [span.seconds / span.steps for span in others for _ in range(span.steps)]
+    )
+    parts = dict.fromkeys(PARTS, 0.0)
+    last, seen, done = begun, -1, 0
+    for steps in attempts:
+        _gap(timelines, last, steps[0]["at"], cut_off, parts)
+        done += max(0, steps[-1]["step"] - max(steps[0]["step"], seen))
+        last, seen = steps[-1]["at"], max(seen, steps[-1]["step"])
+    taken = sum(span.steps for span in spans)
+    parts["useful"] = usual * done
+    parts["again"] = usual * (taken - done)
+    parts["saves"] = sum(span.saves for span in spans)
+    excess = [span.seconds - usual * span.steps for span in spans]
+    first = [span.seconds - usual * span.steps for span in firsts]
+    parts["compilation"] = sum(first)
+    parts["slow steps"] = sum(excess) - sum(first)
+    parts["end"] = until - last
+    return Goodput(until - begun, usual, done, parts)
+
+
+class _Span(NamedTuple):
+    """Some steps of an attempt, between two events."""
+
+    at: float
+    steps: int
+    seconds: float  # without saves
+    saves: float
+
+    @classmethod
+    def of(cls, first: Event, second: Event) -> "_Span":
+        saves = second["saves"] - first["saves"]
+        return cls(
+            first["at"],
+            second["step"] - first["step"],
+            second["at"] - first["at"] - saves,
+            saves,
+        )
+
+
+def _attempts(timeline: Sequence[Event]) -> list[list[Event]]:
+    """Returns the steps of each attempt, and the seconds of saves until each step."""
+    found: list[list[Event]] = [[]]
+    saves = 0.0
+    for event in timeline:
+        if event["what"] == "begun":
+            found.append([])
+        elif event["what"] == "saved":
+            saves += event["seconds"]
+        elif event["what"] == "step":
+            found[-1].append({**event, "saves": saves})
+    return [steps for steps in found if steps]
+
+
+def _gap(
+    timelines: Sequence[Sequence[Event]],
+    last: float,
+    until: float,
+    cut_off: Sequence[tuple[float, float]],
+    parts: dict[str, float],
+) -> None:
+    """Adds the time between two attempts to the parts."""
+    inside = [e for each in timelines for e in each if last < e["at"] <= until]
+
+    def latest(what: str, since: float) -> float:
+        return max([e["at"] for e in inside if e["what"] == what], default=since)
+
+    ends = {"detection": latest("begun", last)}
+    joined = latest("joined", ends["detection"])
+    back = [end for start, end in cut_off if last <= end and start <= until]
+    ends["outage"] = min(max([ends["detection"], *back]), joined)
+    ends["start"] = joined
+    restored = latest("restored", joined)
+    taken = [e["seconds"] for e in inside if e["what"] == "restored"]
+    restore = min(max(taken, default=0.0), restored - joined)
+    for name, end in ends.items():
+        parts[name] += end - last
+        last = end
+    parts["restore"] += restore
+    parts["build"] += until - last - restore

@@ -1,0 +1,43 @@
+"""Starts a process that does not outlive this one."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from ._guard import die_with_parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A process to be started.
+
+    `name` stands before each line that it prints. It may use `cores`, by default all.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    cores: set[int] | None = None
+
+
+def started(start: Start) -> "subprocess.Popen[str]":
+    parent = os.getpid()
+
+    def prepare() -> None:
+        die_with_parent(parent, signal.SIGKILL)
+        if start.cores is not None:
+            os.sched_setaffinity(0, start.cores)
+
+    return subprocess.Popen(
+        start.command,
+        env=dict(start.environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # a group that includes what the process starts
+        preexec_fn=prepare,
+    )

@@ -1,0 +1,1 @@
+"""Tests of snapshots in host memory."""

@@ -1,0 +1,60 @@
+"""Tasks of a group of processes, each with a memory of its own, like hosts."""
+
+import pathlib
+
+import jax
+import numpy as np
+import optax
+
+import pipejax as pj
+from pipejax import checkpoint
+from pipejax.checkpoint._snapshots import _pace
+from pipejax.codecs import error_feedback, int8
+from pipejax.collectives import two_shot
+
+from ...helpers import batches, init_params, loss_fn
+from .runs import broken_off, settled
+
+
+def trained(folder, until):
+    """Trains to a step from the newest state, and is broken off there.
+
+    Returns the step that it began with, and the bits of the parameters.
+    """
+    _pace.FIRST, _pace.steps_between = 1, lambda *_: 1
+    rank, processes = jax.process_index(), jax.process_count()
+    memory = pathlib.Path(folder) / f"memory of {rank}"
+    memory.mkdir(exist_ok=True)
+    train = pj.make_train_step(
+        loss_fn,
+        optax.adamw(1e-2),
+        mesh=pj.data_mesh(),
+        all_reduce=two_shot(error_feedback(int8(8))),
+    )
+    state, first = train.init(init_params()), 0
+    with broken_off(pathlib.Path(folder) / "run", memory) as manager:
+        if manager.latest_step() is not None:
+            restored = checkpoint.restore(manager, train, state)
+            state, first = restored.state, restored.extras["step"]
+        for number in range(first, int(until)):
+            batch = batches(number + 1)[number]
+            mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
+            state, _ = train.step(state, train.batch(mine))
+            settled(manager)
+            checkpoint.snapshot(manager, state, {"step": number + 1})
+    leaves = [
+        np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(state.params)
+    ]
+    return first, leaves
+
+
+def differing_extras(folder):
+    """Returns the newest step that counts if the extras of processes differ."""
+    memory = pathlib.Path(folder) / f"memory of {jax.process_index()}"
+    memory.mkdir(exist_ok=True)
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
+    state = train.init(init_params())
+    with broken_off(pathlib.Path(folder) / "run", memory) as manager:
+        checkpoint.snapshot(manager, state, {"rank": jax.process_index()})
+    with checkpoint.manager(pathlib.Path(folder) / "run", memory=memory) as manager:
+        return manager.latest_step()

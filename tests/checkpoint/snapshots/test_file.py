@@ -1,0 +1,90 @@
+"""Tests that files return what was written, and that damage to them shows."""
+
+import os
+
+import numpy as np
+import pytest
+
+from pipejax.checkpoint._fault import DamagedError
+from pipejax.checkpoint._snapshots import _file
+
+from .helpers import BLOCKS, header, write
+
+
+def read(path):
+    found = _file.read_header(path)
+    blocks = _file.read(path, found, found.offsets)
+    return found, {x: _file.checked(found, x, block) for x, block in blocks}
+
+
+def test_written_file_is_read_again(tmp_path):
+    path = tmp_path / "part-0-0"
+    full = write(path, header(extras={"position": [1, "a"]}))
+    found, blocks = read(path)
+    assert found == full
+    assert blocks.keys() == BLOCKS.keys()
+    for piece, block in blocks.items():
+        assert block.shape == piece.shape
+        assert np.array_equal(block, BLOCKS[piece].reshape(piece.shape))
+
+
+def test_file_without_header_is_none(tmp_path):
+    path = tmp_path / "part-0-0"
+    write(path, header())
+    assert _file.names(tmp_path) == ["part-0-0"]
+    _file.withdraw(path)
+    assert _file.names(tmp_path) == []
+    with pytest.raises(DamagedError, match=r"the header of part-0-0: .*No such file"):
+        _file.read_header(path)
+
+
+@pytest.mark.parametrize("place", [0, 24, 64, 130])
+def test_changed_byte_of_the_data_shows(tmp_path, place):
+    path = tmp_path / "part-0-0"
+    write(path, header())
+    inside = place != 24  # a byte between two pieces
+    with path.with_suffix(".data").open("r+b") as file:
+        file.seek(place)
+        before = file.read(1)
+        file.seek(place)
+        file.write(bytes([before[0] ^ 1]))
+    if inside:
+        with pytest.raises(DamagedError, match="of process 0 is not what was written"):
+            read(path)
+    else:
+        read(path)
+
+
+def test_changed_header_shows(tmp_path):
+    path = tmp_path / "part-0-0"
+    write(path, header())
+    file = path.with_suffix(".json")
+    file.write_text(file.read_text().replace('\\"step\\": 3', '\\"step\\": 4'))
+    with pytest.raises(DamagedError, match="is not what was written"):
+        _file.read_header(path)
+    file.write_text("{")
+    with pytest.raises(DamagedError, match="the header of part-0-0"):
+        _file.read_header(path)
+
+
+def test_shortened_data_shows(tmp_path):
+    path = tmp_path / "part-0-0"
+    write(path, header())
+    os.truncate(path.with_suffix(".data"), 70)
+    with pytest.raises(EOFError, match="the end came after"):
+        read(path)
+
+
+def test_data_without_room_is_refused_before_it_is_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        _file.reserve(tmp_path / "part-0-0", 100)
+
+
+def test_data_is_private(tmp_path):
+    path = tmp_path / "part-0-0"
+    write(path, header())
+    assert path.with_suffix(".data").stat().st_mode & 0o777 == 0o600
