@@ -347,6 +347,8 @@ def test_timeline_of_an_earlier_version_is_converted():
 def test_job_with_faults_is_continued_and_its_time_is_split(tmp_path, monkeypatch):
     """Runs the jobs without a cluster, with a stand-in for what the hosts do."""
     monkeypatch.setattr(cluster, "reason_why_not", lambda: None)
+    clock = [1000.0]
+    monkeypatch.setattr(timeline, "now", lambda: clock[0])
 
     def printed(network, command):
         option = "--timeline" if "--timeline" in command else None
@@ -356,6 +358,7 @@ def test_job_with_faults_is_continued_and_its_time_is_split(tmp_path, monkeypatc
             begun = [{**each, "at": timeline.now() + each["at"]} for each in found]
             text = "".join(json.dumps(each) + "\n" for each in begun)
             (pathlib.Path(command[place]) / str(host)).write_text(text)
+        clock[0] += 57.5
         return dict.fromkeys(range(2), "digest 12ab\n")
 
     monkeypatch.setattr(goodput, "printed", printed)
