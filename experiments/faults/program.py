@@ -65,10 +65,11 @@ def main(config: Config) -> None:
     kinds = [kind for kind, _, _ in config.faults]
     if "disk full" in kinds and os.environ["RANK"] == "0":
         provoke.small_disk(config.folder)
+    # A process that stands by does this before it waits.
+    dataset = data.load("digits")
     pj.launch.initialize(timeout=90.0, config=dataclasses.asdict(config))
     sys.stdout.write(f"joined {timeline.now():.1f}\n")
     rank = jax.process_index()
-    dataset = data.load("digits")
     task = learning.classifier("mlp", dataset, batch_size=BATCH, steps=config.steps)
     train = pj.make_train_step(
         task.loss,

@@ -60,12 +60,14 @@ class LockedManager(ocp.CheckpointManager):
             _log.error("interrupted: leaving without the checkpoint under way")
 
     def close(self) -> None:
+        done = False
         try:
             super().close()
+            done = True
         finally:
             self.closed = True
             if self.keeper is not None:
-                self.keeper.close(remove=not self._goes_on)
+                self.keeper.close(remove=done and not self._goes_on)
             if self._lock is not None:
                 self._lock.release()
 

@@ -76,3 +76,10 @@ def test_job_continues_after_one_fault_after_the_other(group, undisturbed, tmp_p
 
 def test_snapshot_with_differing_extras_does_not_count(group, tmp_path):
     assert group.ask("differing_extras", tmp_path) == [None, None]
+
+
+def test_memory_is_freed_once_all_processes_leave_in_good_order(group, tmp_path):
+    for fails, left in ((True, 1), (False, 0)):
+        folder = tmp_path / str(fails)
+        folder.mkdir()
+        assert group.ask("closed", folder, fails) == [left, left]

@@ -136,9 +136,11 @@ class Keeper:
             return header, blocks
 
     def close(self, *, remove: bool) -> None:
-        """Ends, and if asked frees the memory of this process's files."""
+        """Ends, and frees the memory of this host's files if all processes want it."""
         if self._under_way is not None:
             self._under_way.join(_LEAVING)
+        if remove and not self.off:
+            remove = self._messages.all_leave(_LEAVING)
         if self._server is not None:
             self._server.close()
         if self._folder is not None:

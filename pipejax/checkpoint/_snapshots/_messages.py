@@ -8,6 +8,8 @@ import dataclasses
 import json
 from typing import Any, NamedTuple
 
+import jax
+
 from pipejax._internal.key_value_client import key_value_client
 
 _PATIENCE = 600_000  # ms
@@ -80,6 +82,20 @@ class Messages:
     def reports(self, number: int) -> list[Report]:
         """Waits for the reports of all processes."""
         return [self.reported(number, rank) for rank in range(self.processes)]
+
+    def all_leave(self, seconds: float) -> bool:
+        """Says that this process needs nothing more; returns whether all say so.
+
+        It waits no longer than some seconds for each other process.
+        """
+        self._set(f"leave/{self.rank}", "")
+        try:
+            for rank in range(self.processes):
+                key = f"{self._folder()}/leave/{rank}"
+                self.store.blocking_key_value_get(key, int(1000 * seconds))
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
 
     def forget(self, number: int) -> None:
         """Removes what was said about an earlier snapshot; for process 0."""

@@ -13,7 +13,7 @@ from pipejax.codecs import error_feedback, int8
 from pipejax.collectives import two_shot
 
 from ...helpers import batches, init_params, loss_fn
-from .runs import broken_off, settled
+from .runs import BrokenOffError, broken_off, settled
 
 
 def trained(folder, until):
@@ -58,3 +58,20 @@ def differing_extras(folder):
         checkpoint.snapshot(manager, state, {"rank": jax.process_index()})
     with checkpoint.manager(pathlib.Path(folder) / "run", memory=memory) as manager:
         return manager.latest_step()
+
+
+def closed(folder, fails):
+    """Closes a manager, by an error on process 1 if `fails`; returns what is left."""
+    rank = jax.process_index()
+    memory = pathlib.Path(folder) / f"memory of {rank}"
+    memory.mkdir(exist_ok=True)
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
+    try:
+        with checkpoint.manager(pathlib.Path(folder) / "run", memory=memory) as manager:
+            checkpoint.snapshot(manager, train.init(init_params()))
+            settled(manager)
+            if fails == "True" and rank == 1:
+                raise BrokenOffError
+    except BrokenOffError:
+        pass
+    return len([*memory.iterdir()])

@@ -57,6 +57,20 @@ def test_memory_is_kept_only_after_a_failure(tmp_path, memory, train, error, kep
     assert bool([*memory.iterdir()]) is kept
 
 
+def test_memory_is_kept_if_the_last_save_fails(tmp_path, memory, train, monkeypatch):
+    def fails(self):
+        raise OSError("No space left on device")
+
+    def closed():
+        with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+            run(manager, train, init(train), batches(1))
+            monkeypatch.setattr(type(manager).__bases__[0], "close", fails)
+
+    with pytest.raises(OSError, match="No space left"):
+        closed()
+    assert [*memory.iterdir()] != []
+
+
 def test_costs_decide_when_the_next_snapshot_is(tmp_path, memory, train, monkeypatch):
     asked = []
 

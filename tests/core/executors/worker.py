@@ -500,7 +500,14 @@ def differing_extras(folder):
     return tasks.differing_extras(folder)
 
 
+def closed(folder, fails):
+    from ...checkpoint.snapshots import tasks
+
+    return tasks.closed(folder, fails)
+
+
 TASKS = {
+    "closed": closed,
     "trained": trained,
     "differing_extras": differing_extras,
     "rank": jax.process_index,
