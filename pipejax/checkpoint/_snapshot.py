@@ -24,8 +24,8 @@ def snapshot(
     r"""Keeps a state in host memory, if it is time to do so.
 
     Call it after every step, on every process. Process 0 decides at which steps all
-    processes copy their pieces of the state into the folder that the manager was given
-    as `memory`. The copy stops the training; checksums, and a copy of the pieces on
+    processes copy their blocks of the state into the folder that the manager was given
+    as `memory`. The copy stops the training; checksums, and a copy of the blocks on
     another host, are made beside the steps that follow. `restore` takes the newest
     snapshot that all processes have, if it is of a later step than the newest
     checkpoint: from the memory of the process's own host, or, if that host was lost,

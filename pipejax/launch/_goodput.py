@@ -164,13 +164,13 @@ def _gap(
         return max([e["at"] for e in inside if e["what"] == what], default=since)
 
     ends = {"detection": latest("begun", last)}
-    joined = latest("joined", ends["detection"])
+    met = latest("joined", ends["detection"])
     back = [end for start, end in cut_off if last <= end and start <= until]
-    ends["outage"] = min(max([ends["detection"], *back]), joined)
-    ends["start"] = joined
-    restored = latest("restored", joined)
+    ends["outage"] = min(max([ends["detection"], *back]), met)
+    ends["start"] = met
+    restored = latest("restored", met)
     taken = [e["seconds"] for e in inside if e["what"] == "restored"]
-    restore = min(max(taken, default=0.0), restored - joined)
+    restore = min(max(taken, default=0.0), restored - met)
     for name, end in ends.items():
         parts[name] += end - last
         last = end

@@ -106,7 +106,7 @@ def test_emptied_folder_of_checkpoints_is_another_job(tmp_path, memory):
             checkpoint.restore(manager, train, init(train))
 
 
-def test_run_that_forgets_to_restore_is_refused(tmp_path, memory):
+def test_run_without_a_restore_is_refused(tmp_path, memory):
     train = train_step(2)
     with broken_off(tmp_path / "run", memory) as manager:
         run(manager, train, init(train), batches(3))

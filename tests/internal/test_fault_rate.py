@@ -16,7 +16,7 @@ def test_variable_must_be_a_number_above_0(text):
         faults_per_hour({"PIPEJAX_FAULTS_PER_HOUR": text})
 
 
-def test_estimate_follows_what_a_job_has_seen():
+def test_estimate_follows_the_faults_of_a_job():
     assert estimated(0, 0.0) == 1 / 24
     assert estimated(10, 4.0) == pytest.approx(2.0, rel=0.01)
     assert estimated(0, 23.0) < 1 / 500

@@ -3,6 +3,6 @@
 from pipejax._internal.key_value_client import coordinator, key_value_client
 
 
-def test_process_that_has_not_joined_has_no_store():
+def test_process_alone_has_no_store():
     assert key_value_client() is None
     assert coordinator() is None

@@ -41,7 +41,7 @@ def test_job_without_steps_says_nothing(tmp_path):
     assert not file.exists()
 
 
-def test_faults_of_the_job_change_what_is_expected():
+def test_faults_of_a_job_change_the_expected_rate():
     rates = []
     with account(None, None, print) as kept:
         for _ in range(3):

@@ -29,7 +29,7 @@ def timelines():
     return host, other
 
 
-def test_parts_are_those_of_a_job_with_a_fault():
+def test_job_with_a_fault_has_all_parts():
     found = goodput(timelines(), 0.0, 57.5, cut_off=[(12.5, 42.5)])
     assert found.step == 1
     assert found.steps == 4

@@ -86,7 +86,7 @@ def test_unfinished_text_is_none():
     assert _liveness.received() == ""
 
 
-def test_text_is_sent_beside_a_process_that_has_ended():
+def test_text_is_sent_beside_an_ended_process():
     (first, second), (third, fourth) = socket.socketpair(), socket.socketpair()
     _liveness.keep({1: first, 2: third})
     second.close()

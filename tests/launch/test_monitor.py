@@ -214,7 +214,7 @@ def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch)
     here.close()
 
 
-def test_process_that_lives_says_so_when_its_connection_closes(monkeypatch):
+def test_living_process_reports_its_closed_connection(monkeypatch):
     """A network device may close a connection that nobody uses."""
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     here, there = socket.socketpair()

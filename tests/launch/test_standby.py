@@ -32,7 +32,7 @@ def said(program):
     return [line for line in out.splitlines() if line[:1] in "-i0123456789"]
 
 
-def test_process_that_stands_by_is_woken_with_its_variables():
+def test_waiting_process_is_woken_with_its_variables():
     assert said("""
 reserve.fill(starts(1))
 reserve.fill(starts(2))  # it is there
@@ -48,7 +48,7 @@ print(process.stdout.read(), end="")
 """) == ["imported", "3 1"]
 
 
-def test_none_stands_by_unless_wanted():
+def test_process_stands_by_only_if_wanted():
     assert said("""
 reserve.wanted = False
 reserve.fill(starts(1))
@@ -68,7 +68,7 @@ print(process.stdout.read(), end="")
 """) == ["imported", "3 2"]
 
 
-def test_process_that_is_not_needed_is_ended():
+def test_unneeded_process_is_ended():
     assert said("""
 reserve.fill(starts(1))
 ((process, _),) = reserve._standing

@@ -17,9 +17,9 @@ class Kept(NamedTuple):
       name: The name of the file.
       attempt: How often the job had been started when it was written.
       step: The step of the state.
-      rank: The process whose pieces it has.
+      rank: The process whose blocks it has.
       processes: The number of processes of the job.
-      rest: The process whose part has the rest of the pieces; -1 if there is no rest.
+      rest: The process whose part has the rest of the blocks; -1 if there is no rest.
       state: The digest of what must be the same in the files of all processes.
     """
 
@@ -117,7 +117,7 @@ def _of_rank(
     parts: dict[int, list[Source]],
     copies: dict[int, list[tuple[Source, int]]],
 ) -> list[Source]:
-    """Returns the files from which a process reads its pieces, empty if it cannot."""
+    """Returns the files from which a process reads its blocks, empty if it cannot."""
     if own := parts.get(rank):
         return [_nearest(own, rank)]
     for copy, rest in copies.get(rank, ()):

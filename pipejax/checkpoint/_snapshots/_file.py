@@ -1,6 +1,6 @@
-"""Files that hold pieces of one step, in a folder that survives the process.
+"""Files that hold blocks of one step, in a folder that survives the process.
 
-A file is two: the bytes of all pieces, `NAME.data`, and a header, `NAME.json`, that
+A file is two: the bytes of all blocks, `NAME.data`, and a header, `NAME.json`, that
 says where each of them lies and has the checksum of each. The header is written last
 and under its final name at once, so a file without a header is none. The pages of the
 data are used again for the next step in the same file.
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._fault import DamagedError
-from ._pieces import Piece
+from ._blocks import Block
 
 _ALIGNED = 64  # bytes
 
@@ -30,13 +30,13 @@ class Header(NamedTuple):
     Attributes:
       attempt: How often the job had been started when this was written.
       step: The step of the state.
-      rank: The process whose pieces these are.
+      rank: The process whose blocks these are.
       processes: The number of processes of the job.
       meta: What `save` writes about a state.
       extras: The extras that `snapshot` was given.
-      rest: The process whose part has the pieces that a copy leaves out; -1 in a part.
-      checksums: The CRC-32 of each piece.
-      offsets: Where each piece begins.
+      rest: The process whose part has the blocks that a copy leaves out; -1 in a part.
+      checksums: The CRC-32 of each block.
+      offsets: Where each block begins.
     """
 
     attempt: int
@@ -46,14 +46,14 @@ class Header(NamedTuple):
     meta: dict[str, Any]
     extras: dict[str, Any]
     rest: int
-    offsets: dict[Piece, int]
-    checksums: dict[Piece, int]
+    offsets: dict[Block, int]
+    checksums: dict[Block, int]
 
 
-def offsets(pieces: Iterable[Piece]) -> tuple[dict[Piece, int], int]:
-    """Returns where each piece begins in a file, and the size of the file."""
+def offsets(blocks: Iterable[Block]) -> tuple[dict[Block, int], int]:
+    """Returns where each block begins in a file, and the size of the file."""
     found, size = {}, 0
-    for each in pieces:
+    for each in blocks:
         found[each] = size
         size += -(-each.size // _ALIGNED) * _ALIGNED
     return found, size
@@ -72,11 +72,11 @@ def reserve(path: pathlib.Path, size: int) -> mmap.mmap:
         return mmap.mmap(file.fileno(), max(size, 1))
 
 
-def put(data: mmap.mmap, at: int, block: np.ndarray) -> None:
+def put(data: mmap.mmap, at: int, content: np.ndarray) -> None:
     """Copies a block into the data of a file."""
-    block = np.ascontiguousarray(block)
-    into = np.frombuffer(data, np.uint8, block.nbytes, at)
-    np.copyto(into, block.reshape(-1).view(np.uint8))
+    content = np.ascontiguousarray(content)
+    into = np.frombuffer(data, np.uint8, content.nbytes, at)
+    np.copyto(into, content.reshape(-1).view(np.uint8))
 
 
 def checksum(data: mmap.mmap, at: int, size: int) -> int:
@@ -119,17 +119,17 @@ def read_header(path: pathlib.Path) -> Header:
 
 def text_of(header: Header) -> str:
     """Returns a header as JSON."""
-    pieces = [
+    blocks = [
         [*each, header.offsets[each], header.checksums[each]] for each in header.offsets
     ]
-    return json.dumps(header._asdict() | {"offsets": pieces, "checksums": None})
+    return json.dumps(header._asdict() | {"offsets": blocks, "checksums": None})
 
 
 def header_of(text: str) -> Header:
     """Returns the header that `text_of` has written."""
     content = json.loads(text)
     rows = [
-        (Piece(name, (*start,), (*shape,), dtype), at, sum_)
+        (Block(name, (*start,), (*shape,), dtype), at, sum_)
         for name, start, shape, dtype, at, sum_ in content["offsets"]
     ]
     return Header(**content)._replace(
@@ -139,34 +139,34 @@ def header_of(text: str) -> Header:
 
 
 def read(
-    path: pathlib.Path, header: Header, pieces: Iterable[Piece]
-) -> Iterator[tuple[Piece, bytearray]]:
-    """Yields the bytes of some pieces of a file, which may be damaged."""
+    path: pathlib.Path, header: Header, blocks: Iterable[Block]
+) -> Iterator[tuple[Block, bytearray]]:
+    """Yields the bytes of some blocks of a file, which may be damaged."""
     with open(_data(path), "rb") as file:
-        for each in pieces:
+        for each in blocks:
             file.seek(header.offsets[each])
             yield each, filled(each.size, file)
 
 
 def filled(size: int, file: Any) -> bytearray:
     """Reads `size` bytes from a file or a connection; raises an `EOFError` before."""
-    block = bytearray(size)
-    view, done = memoryview(block), 0
+    content = bytearray(size)
+    view, done = memoryview(content), 0
     while done < size:
         count = file.readinto(view[done:])
         if not count:
             raise EOFError(f"the end came after {done} of {size} bytes")
         done += count
-    return block
+    return content
 
 
-def checked(header: Header, piece: Piece, block: bytearray) -> np.ndarray:
+def checked(header: Header, block: Block, content: bytearray) -> np.ndarray:
     """Returns a block as an array; raises a `DamagedError` if it is not whole."""
-    if zlib.crc32(block) != header.checksums[piece]:
+    if zlib.crc32(content) != header.checksums[block]:
         raise DamagedError(
-            f"{piece.name} of process {header.rank} is not what was written"
+            f"{block.name} of process {header.rank} is not what was written"
         )
-    return np.frombuffer(block, jnp.dtype(piece.dtype)).reshape(piece.shape)
+    return np.frombuffer(content, jnp.dtype(block.dtype)).reshape(block.shape)
 
 
 def names(folder: pathlib.Path) -> list[str]:

@@ -18,12 +18,12 @@ from pipejax._internal.key_value_client import coordinator
 
 from .._fault import Fault, agreed, all_or_none
 from .._gather import gathered
-from . import _file, _pace, _peers, _pieces
+from . import _file, _pace, _peers, _blocks
 from ._catalogue import Catalogue, Kept, Moment, Source, listed, sources
 from ._folder import Folder, job_of, remove_abandoned
 from ._holders import holders
 from ._messages import Messages, Point, Report
-from ._pieces import Piece
+from ._blocks import Block
 
 _log = logging.getLogger("pipejax")
 
@@ -120,20 +120,20 @@ class Keeper:
 
     def read(
         self, sources: list[Source]
-    ) -> tuple[_file.Header, Callable[[set[Piece]], dict[Piece, np.ndarray]]]:
-        """Returns the header of the first file, and a function that reads pieces."""
+    ) -> tuple[_file.Header, Callable[[set[Block]], dict[Block, np.ndarray]]]:
+        """Returns the header of the first file, and a function that reads blocks."""
 
-        def blocks(pieces: set[Piece]) -> dict[Piece, np.ndarray]:
-            found: dict[Piece, np.ndarray] = {}
+        def contents(blocks: set[Block]) -> dict[Block, np.ndarray]:
+            found: dict[Block, np.ndarray] = {}
             for source in sources:
                 with self._file(source) as (header, read):
-                    there = [x for x in header.offsets if x in pieces - found.keys()]
-                    for piece, block in read(there):
-                        found[piece] = _file.checked(header, piece, block)
+                    there = [x for x in header.offsets if x in blocks - found.keys()]
+                    for block, content in read(there):
+                        found[block] = _file.checked(header, block, content)
             return found
 
         with self._file(sources[0]) as (header, _):
-            return header, blocks
+            return header, contents
 
     def close(self, *, remove: bool) -> None:
         """Ends, and frees the memory of this host's files if all processes want it."""
@@ -193,7 +193,7 @@ class Keeper:
         jax.block_until_ready(taken.arrays)
         began = time.monotonic()
         self._copies += 1
-        name, offsets, failed = "", dict[Piece, int](), ""
+        name, offsets, failed = "", dict[Block, int](), ""
         try:
             name, offsets = self._copied(taken.arrays)
         except OSError as error:
@@ -220,14 +220,14 @@ class Keeper:
         self._under_way.start()
         timeline.note("saved", seconds=stops)
 
-    def _copied(self, arrays: dict[str, jax.Array]) -> tuple[str, dict[Piece, int]]:
-        """Copies the pieces of this process into its other file."""
-        held = _pieces.held(arrays)
+    def _copied(self, arrays: dict[str, jax.Array]) -> tuple[str, dict[Block, int]]:
+        """Copies the blocks of this process into its other file."""
+        held = _blocks.held(arrays)
         offsets, size = _file.offsets(held)
         name = self._next("part", self.rank)
         data = self._reserved(name, size)
-        for piece, block in held.items():
-            _file.put(data, offsets[piece], np.asarray(block))
+        for block, content in held.items():
+            _file.put(data, offsets[block], np.asarray(content))
         return name, offsets
 
     def _complete(
@@ -263,19 +263,19 @@ class Keeper:
                 self._reports = self._messages.reports(number)
                 self._messages.forget(number - 1)
 
-    def _copy_part(self, rank: int, number: int, own: set[Piece]) -> None:
-        """Copies the pieces of another process that this one does not hold itself."""
+    def _copy_part(self, rank: int, number: int, own: set[Block]) -> None:
+        """Copies the blocks of another process that this one does not hold itself."""
         theirs = self._messages.completed(number, rank)
         if not theirs:
             return
         address = self._addresses[rank]
         with _peers.opened(address, self._secret.encode(), theirs) as (header, read):
-            pieces = [piece for piece in header.offsets if piece not in own]
-            offsets, size = _file.offsets(pieces)
+            blocks = [block for block in header.offsets if block not in own]
+            offsets, size = _file.offsets(blocks)
             name = self._next("copy", rank)
             data = self._reserved(name, size)
-            for piece, block in read(pieces):
-                _file.put(data, offsets[piece], _file.checked(header, piece, block))
+            for block, content in read(blocks):
+                _file.put(data, offsets[block], _file.checked(header, block, content))
             self._commit(name, header._replace(rest=self.rank, offsets=offsets))
 
     def _commit(self, name: str, header: _file.Header) -> None:
@@ -309,7 +309,7 @@ class Keeper:
         if source.process == self.rank:
             path = self.path / source.name
             header = _file.read_header(path)
-            yield header, lambda pieces: _file.read(path, header, pieces)
+            yield header, lambda blocks: _file.read(path, header, blocks)
             return
         address = self._addresses[source.process]
         with _peers.opened(address, self._secret.encode(), source.name) as opened:

@@ -20,7 +20,7 @@ class Point(NamedTuple):
     """What process 0 decides.
 
     Attributes:
-      copy: Whether all processes copy their pieces now.
+      copy: Whether all processes copy their blocks now.
       steps: The number of steps until the next decision.
       stop: Why there are no more snapshots, or an empty text.
     """

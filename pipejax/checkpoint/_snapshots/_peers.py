@@ -1,7 +1,7 @@
 """Sends the files of a job in this host's memory to its processes on other hosts.
 
 Both ends prove that they know a secret that process 0 has drawn. Then the reader names
-a file, gets its header, names pieces, and gets their bytes.
+a file, gets its header, names blocks, and gets their bytes.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pipejax._internal import proofs
 
 from .._fault import DamagedError
 from ._file import Header, filled, header_of, read, read_header, text_of
-from ._pieces import Piece
+from ._blocks import Block
 
 _log = logging.getLogger(__name__)
 
@@ -71,10 +71,10 @@ class Server:
                 header = read_header(path)
                 stream.write(text_of(header).encode() + b"\n")
                 stream.flush()
-                pieces = [*header.offsets]
-                asked = [pieces[place] for place in json.loads(_line(stream, _LONG))]
-                for _, block in read(path, header, asked):
-                    stream.write(block)
+                blocks = [*header.offsets]
+                asked = [blocks[place] for place in json.loads(_line(stream, _LONG))]
+                for _, content in read(path, header, asked):
+                    stream.write(content)
         except (OSError, ValueError, EOFError, LookupError) as error:
             _log.info("a snapshot was not sent: %s", error)
 
@@ -82,10 +82,10 @@ class Server:
 @contextlib.contextmanager
 def opened(
     address: Address, secret: bytes, name: str
-) -> Iterator[tuple[Header, Callable[[Iterable[Piece]], Iterator[Any]]]]:
+) -> Iterator[tuple[Header, Callable[[Iterable[Block]], Iterator[Any]]]]:
     """Opens a file on another host.
 
-    Yields its header, and a function that is to be called once: given pieces, it yields
+    Yields its header, and a function that is to be called once: given blocks, it yields
     each with its bytes. Raises an `OSError` or an `EOFError` if the other end does not
     answer, and a `ValueError` if it has another secret or another file.
     """
@@ -95,10 +95,10 @@ def opened(
         stream.write(name.encode() + b"\n")
         stream.flush()
         header = header_of(_line(stream, _LONG))
-        places = {piece: place for place, piece in enumerate(header.offsets)}
+        places = {block: place for place, block in enumerate(header.offsets)}
 
-        def read(pieces: Iterable[Piece]) -> Iterator[tuple[Piece, bytearray]]:
-            asked = [*pieces]
+        def read(blocks: Iterable[Block]) -> Iterator[tuple[Block, bytearray]]:
+            asked = [*blocks]
             line = json.dumps([places[each] for each in asked])
             stream.write(line.encode() + b"\n")
             stream.flush()

@@ -10,7 +10,7 @@ from etils import epath
 from .._gather import gathered
 from .._leaves import empty
 from .._read import Choose, Saved, written
-from . import _pieces
+from . import _blocks
 from ._catalogue import Source, sources, without
 from ._keeper import Keeper
 
@@ -51,17 +51,17 @@ def _read(keeper: Keeper, choose: Choose, own: list[Source]) -> Saved | set[Sour
     opened = _everywhere(lambda: keeper.read(own), own)
     if isinstance(opened, set):
         return opened
-    header, blocks = opened
+    header, contents = opened
     wanted = choose(epath.Path(keeper.path), header.meta)
     shapes = written(wanted)
     solid = {name: shape for name, shape in shapes.items() if shape.size}
-    pieces = _pieces.wanted(solid)
-    read = _everywhere(lambda: blocks(pieces), own)
+    blocks = _blocks.wanted(solid)
+    read = _everywhere(lambda: contents(blocks), own)
     if isinstance(read, set):
         return read
-    if not all(gathered(pieces <= read.keys())):
+    if not all(gathered(blocks <= read.keys())):
         return set()
-    arrays = _pieces.assembled(solid, read)
+    arrays = _blocks.assembled(solid, read)
     every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
     return Saved(jax.block_until_ready(every), header.extras, header.meta, wanted)
 

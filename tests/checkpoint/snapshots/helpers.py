@@ -3,29 +3,29 @@
 import numpy as np
 
 from pipejax.checkpoint._snapshots import _file
-from pipejax.checkpoint._snapshots._pieces import Piece
+from pipejax.checkpoint._snapshots._blocks import Block
 
-BLOCKS = {
-    Piece("w", (0, 0), (2, 3), "float32"): np.arange(6, dtype=np.float32),
-    Piece("n", (), (), "int32"): np.int32(7),
-    Piece("b", (4,), (5,), "bool"): np.ones(5, bool),
+CONTENTS = {
+    Block("w", (0, 0), (2, 3), "float32"): np.arange(6, dtype=np.float32),
+    Block("n", (), (), "int32"): np.int32(7),
+    Block("b", (4,), (5,), "bool"): np.ones(5, bool),
 }
 
 
 def header(step=3, rank=0, *, attempt=1, processes=1, rest=-1, extras=None):
-    """Returns a header without pieces."""
+    """Returns a header without blocks."""
     meta = {"digest": "d"}
     return _file.Header(
         *(attempt, step, rank, processes, meta, extras or {}, rest), {}, {}
     )
 
 
-def write(path, header, blocks=BLOCKS):
+def write(path, header, contents=CONTENTS):
     """Writes a whole file, and returns its header."""
-    offsets, size = _file.offsets(blocks)
+    offsets, size = _file.offsets(contents)
     data = _file.reserve(path, size)
-    for piece, at in offsets.items():
-        _file.put(data, at, np.asarray(blocks[piece]))
+    for block, at in offsets.items():
+        _file.put(data, at, np.asarray(contents[block]))
     sums = {x: _file.checksum(data, at, x.size) for x, at in offsets.items()}
     full = header._replace(offsets=offsets, checksums=sums)
     _file.commit(path, full)

@@ -18,7 +18,7 @@ def every_step(monkeypatch):
 
 @contextlib.contextmanager
 def broken_off(folder, memory, **settings):
-    """Opens a manager whose block ends by an error, after the last snapshot."""
+    """Opens a manager whose content ends by an error, after the last snapshot."""
     with (
         contextlib.suppress(BrokenOffError),
         checkpoint.manager(folder, memory=memory, **settings) as manager,

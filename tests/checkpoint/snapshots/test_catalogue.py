@@ -20,7 +20,7 @@ def copy(rank, rest, step=5, *, attempt=1, processes=2, state="s"):
     return Kept(f"copy-{rank}-0", attempt, step, rank, processes, rest, state)
 
 
-def test_snapshot_counts_once_all_processes_have_it():
+def test_snapshot_of_all_processes_counts():
     assert sources([[part(0)], []]) == {}
     found = sources([[part(0)], [part(1)]])
     assert found == {Moment(1, 5): [[Source(0, "part-0-0")], [Source(1, "part-1-0")]]}
@@ -42,7 +42,7 @@ def test_process_reads_its_own_host_first():
     assert found == [[Source(0, "part-0-0")], [Source(1, "part-1-0")]]
 
 
-def test_process_that_has_moved_reads_another_host():
+def test_moved_process_reads_another_host():
     found = sources([[part(1)], [part(0)]])[Moment(1, 5)]
     assert found == [[Source(1, "part-0-0")], [Source(0, "part-1-0")]]
 

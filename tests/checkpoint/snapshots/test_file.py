@@ -8,24 +8,24 @@ import pytest
 from pipejax.checkpoint._fault import DamagedError
 from pipejax.checkpoint._snapshots import _file
 
-from .helpers import BLOCKS, header, write
+from .helpers import CONTENTS, header, write
 
 
 def read(path):
     found = _file.read_header(path)
-    blocks = _file.read(path, found, found.offsets)
-    return found, {x: _file.checked(found, x, block) for x, block in blocks}
+    contents = _file.read(path, found, found.offsets)
+    return found, {x: _file.checked(found, x, content) for x, content in contents}
 
 
 def test_written_file_is_read_again(tmp_path):
     path = tmp_path / "part-0-0"
     full = write(path, header(extras={"position": [1, "a"]}))
-    found, blocks = read(path)
+    found, contents = read(path)
     assert found == full
-    assert blocks.keys() == BLOCKS.keys()
-    for piece, block in blocks.items():
-        assert block.shape == piece.shape
-        assert np.array_equal(block, BLOCKS[piece].reshape(piece.shape))
+    assert contents.keys() == CONTENTS.keys()
+    for block, content in contents.items():
+        assert content.shape == block.shape
+        assert np.array_equal(content, CONTENTS[block].reshape(block.shape))
 
 
 def test_file_without_header_is_none(tmp_path):
@@ -42,7 +42,7 @@ def test_file_without_header_is_none(tmp_path):
 def test_changed_byte_of_the_data_shows(tmp_path, place):
     path = tmp_path / "part-0-0"
     write(path, header())
-    inside = place != 24  # a byte between two pieces
+    inside = place != 24  # a byte between two blocks
     with path.with_suffix(".data").open("r+b") as file:
         file.seek(place)
         before = file.read(1)
@@ -75,7 +75,7 @@ def test_shortened_data_shows(tmp_path):
         read(path)
 
 
-def test_data_without_room_is_refused_before_it_is_written(tmp_path, monkeypatch):
+def test_data_without_room_is_refused_unwritten(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

@@ -54,7 +54,7 @@ def test_own_folder_is_kept_however_old(tmp_path):
     assert path.exists()
 
 
-def test_folder_of_a_running_job_is_kept_until_it_is_killed(tmp_path):
+def test_folder_of_a_running_job_is_kept_until_its_end(tmp_path):
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"

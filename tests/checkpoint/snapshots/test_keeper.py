@@ -102,7 +102,7 @@ def test_snapshot_under_way_is_not_overtaken(tmp_path, memory, train, monkeypatc
 
 
 @pytest.mark.parametrize("where", ["missing", "file"])
-def test_folder_that_cannot_be_used_turns_snapshots_off(tmp_path, train, caplog, where):
+def test_unusable_folder_turns_snapshots_off(tmp_path, train, caplog, where):
     (tmp_path / "file").touch()
     with checkpoint.manager(tmp_path / "run", memory=tmp_path / where) as manager:
         run(manager, train, init(train), batches(2))

@@ -9,7 +9,7 @@ import pytest
 from pipejax.checkpoint._snapshots import _file, _peers
 from pipejax.checkpoint._snapshots._peers import Server, opened, own_address
 
-from .helpers import BLOCKS, header, write
+from .helpers import CONTENTS, header, write
 
 SECRET = b"secret"
 
@@ -20,14 +20,14 @@ def address(tmp_path):
         yield "127.0.0.1", server.port
 
 
-def test_pieces_of_a_file_are_sent(tmp_path, address):
+def test_blocks_of_a_file_are_sent(tmp_path, address):
     full = write(tmp_path / "part-0-0", header())
     with opened(address, SECRET, "part-0-0") as (found, read):
         assert found == full
-        some = [*BLOCKS][1:]
-        blocks = {x: _file.checked(found, x, block) for x, block in read(some)}
-    assert [*blocks] == some
-    assert all(np.array_equal(blocks[x], BLOCKS[x]) for x in some)
+        some = [*CONTENTS][1:]
+        contents = {x: _file.checked(found, x, content) for x, content in read(some)}
+    assert [*contents] == some
+    assert all(np.array_equal(contents[x], CONTENTS[x]) for x in some)
 
 
 def test_reader_without_the_secret_gets_nothing(tmp_path, address):
@@ -78,7 +78,7 @@ def test_silent_keeper_is_given_up(monkeypatch):
         pass
 
 
-def test_own_address_is_that_of_the_way_to_process_0():
+def test_own_address_lies_on_the_way_to_process_0():
     assert own_address(None) == "127.0.0.1"
     assert own_address("127.0.0.1:1234") == "127.0.0.1"
     assert own_address("[::1]:1234") in ("::1", socket.gethostname())

@@ -52,7 +52,7 @@ def test_newest_whole_state_is_restored(left, train, caplog, count, step):
     assert len([x for x in said if "a snapshot cannot be read" in x]) == count
 
 
-def test_step_is_taken_from_where_it_is(left, train):
+def test_step_is_taken_from_memory_or_disk(left, train):
     for step in (5, 4, 2):
         with broken_off(left.parent / "run", left) as manager:
             found = checkpoint.restore(manager, train, init(train), step)

@@ -1,4 +1,4 @@
-"""The pieces of a state's arrays that the devices of one process hold."""
+"""The blocks of a state's arrays that the devices of one process hold."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import numpy as np
 Index = tuple[slice, ...]
 
 
-class Piece(NamedTuple):
+class Block(NamedTuple):
     """A rectangular block of an array.
 
     Attributes:
@@ -33,35 +33,35 @@ class Piece(NamedTuple):
         )
 
 
-def piece(name: str, array: Any, index: Index) -> Piece:
+def block(name: str, array: Any, index: Index) -> Block:
     """Returns the block of `array` that lies at `index`, as shardings describe it."""
     pairs = list(zip(index, array.shape, strict=True))
     start = tuple(part.start or 0 for part, _ in pairs)
     ends = (length if part.stop is None else part.stop for part, length in pairs)
     shape = tuple(end - begin for begin, end in zip(start, ends, strict=True))
-    return Piece(name, start, shape, array.dtype.name)
+    return Block(name, start, shape, array.dtype.name)
 
 
-def held(arrays: dict[str, jax.Array]) -> dict[Piece, jax.Array]:
+def held(arrays: dict[str, jax.Array]) -> dict[Block, jax.Array]:
     """Returns each block that this process holds, once, on one of its devices."""
-    found: dict[Piece, jax.Array] = {}
+    found: dict[Block, jax.Array] = {}
     for name, array in arrays.items():
         for shard in array.addressable_shards:
-            found.setdefault(piece(name, array, shard.index), shard.data)
+            found.setdefault(block(name, array, shard.index), shard.data)
     return found
 
 
-def wanted(shapes: dict[str, jax.ShapeDtypeStruct]) -> set[Piece]:
+def wanted(shapes: dict[str, jax.ShapeDtypeStruct]) -> set[Block]:
     """Returns the blocks that this process needs for arrays of these shardings."""
     return {
-        piece(name, shape, index)
+        block(name, shape, index)
         for name, shape in shapes.items()
         for index in _own(shape).values()
     }
 
 
 def assembled(
-    shapes: dict[str, jax.ShapeDtypeStruct], blocks: dict[Piece, np.ndarray]
+    shapes: dict[str, jax.ShapeDtypeStruct], contents: dict[Block, np.ndarray]
 ) -> dict[str, jax.Array]:
     """Returns arrays of these shapes and shardings, made of blocks."""
     return {
@@ -69,7 +69,7 @@ def assembled(
             shape.shape,
             shape.sharding,
             [
-                jax.device_put(blocks[piece(name, shape, index)], device)
+                jax.device_put(contents[block(name, shape, index)], device)
                 for device, index in _own(shape).items()
             ],
         )
@@ -77,9 +77,9 @@ def assembled(
     }
 
 
-def total(pieces: Iterable[Piece]) -> int:
+def total(blocks: Iterable[Block]) -> int:
     """Returns the number of bytes of all blocks."""
-    return sum(each.size for each in pieces)
+    return sum(each.size for each in blocks)
 
 
 def _own(shape: jax.ShapeDtypeStruct) -> dict[Any, Index]:
