@@ -18,12 +18,12 @@ from pipejax._internal.key_value_client import coordinator
 
 from .._fault import Fault, agreed, all_or_none
 from .._gather import gathered
-from . import _file, _pace, _peers, _blocks
+from . import _blocks, _file, _pace, _peers
+from ._blocks import Block
 from ._catalogue import Catalogue, Kept, Moment, Source, listed, sources
 from ._folder import Folder, job_of, remove_abandoned
 from ._holders import holders
 from ._messages import Messages, Point, Report
-from ._blocks import Block
 
 _log = logging.getLogger("pipejax")
 

@@ -17,8 +17,8 @@ from typing import Any
 from pipejax._internal import proofs
 
 from .._fault import DamagedError
-from ._file import Header, filled, header_of, read, read_header, text_of
 from ._blocks import Block
+from ._file import Header, filled, header_of, read, read_header, text_of
 
 _log = logging.getLogger(__name__)
 
