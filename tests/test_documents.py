@@ -20,6 +20,7 @@ WITH_CODE = [
     "README.md",
     "docs/getting_started.md",
     "docs/own_loop.md",
+    "docs/checkpoints.md",
     "docs/coming_from_ddp.md",
     "docs/coming_from_linen.md",
     "docs/coming_from_nnx.md",
@@ -45,6 +46,7 @@ SLOW = [
     "docs/convergence.md",
     "docs/coming_from_ddp.md",
     "docs/loss.md",  # tests/train_step has such losses
+    "docs/checkpoints.md",  # tests/checkpoint restores such states
     "docs/overlap.md",  # tests/overlap has such a program
     "docs/sharded_optimizer.md",  # tests/core/step/test_zero1.py has such a step
 ]

@@ -35,7 +35,7 @@ from experiments.sharded import cluster as sharded_cluster
 from experiments.sharded import compiled, nanogpt
 from experiments.sharded_optimizer import accuracy
 
-from . import _gpu, _overlap, _paper, _speed, _stability
+from . import _faults, _gpu, _overlap, _paper, _speed, _stability
 
 Table = list[list[str]]  # rows of cells; the first row holds the titles
 
@@ -86,6 +86,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "faults.endurance": _of(endurance.rows, "faults_endurance", "diaries"),
     "faults.goodput": _of(goodput.rows, "faults_goodput", "cells"),
     "faults.start": _of(start.rows, "faults_start", "found", "hosts"),
+    "faults.summary": _faults.summary,
     "gpu.codecs": _gpu.codecs,
     "gpu.link": _gpu.link,
     "gpu.memory": _gpu.memory,
