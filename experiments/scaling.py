@@ -254,8 +254,7 @@ def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
     hosts = [cell["hosts"] for cell in cells]
     for name, method in METHODS.items():
         line = [cell["simulated"][name] for cell in cells]
-        style = "--" if "int8" in name else "-"  # they may lie on each other
-        axes.plot(hosts, line, style, color=method.color, label=name)
+        axes.plot(hosts, line, color=method.color, label=name)
         points = [c for c in cells if c["measured"] and name in c["measured"]]
         axes.scatter(
             [c["hosts"] for c in points],

@@ -65,8 +65,7 @@ def main(config: Config) -> dict[str, Any]:
     report.save(config.out, **report.settings(config), **result)
     show(result)
     picture(result, config.plot)
-    limits = _picture.picture(FAMILIES, predicted=PREDICTED)
-    limits.savefig(config.stability_plot, dpi=110)
+    _picture.picture(FAMILIES).savefig(config.stability_plot, dpi=110)
     return result
 
 
@@ -129,12 +128,10 @@ def delay_robust(
 
 
 FAMILIES = {
-    "heavy-ball, plain delay": heavy_ball,
-    "heavy-ball, predicted (the default)": heavy_ball,
-    "extrapolate_updates, plain delay": extrapolated,
-    "delay_robust, plain delay": delay_robust,
+    "heavy-ball": heavy_ball,
+    "heavy-ball, extrapolate_updates": extrapolated,
+    "heavy-ball, delay_robust": delay_robust,
 }
-PREDICTED = [name for name in FAMILIES if "predicted" in name]
 
 
 def some_logistic() -> problems.Problem:
@@ -230,14 +227,15 @@ def picture(result: dict[str, Any], path: pathlib.Path) -> None:
     panels[4].set(title="excess: a fixed and a random delay", xlabel="learning rate")
     styles = ("-", "--", ":")
     for (name, rows), style in zip(result["softmax"].items(), styles, strict=False):
-        for place, row in enumerate(rows.values()):
-            panels[5].loglog(times[: len(row)], row, style, color=f"C{place}")
-        panels[5].plot([], [], style, color="black", label=name)  # colors are as above
-    panels[5].set(title="softmax regression: excess, colors as for K=1 to 16", xlabel="T")
+        for width, row in rows.items():
+            label = f"{name}, K={width}"
+            panels[5].loglog(times[: len(row)], row, style, label=label)
+        panels[5].set_prop_cycle(None)
+    panels[5].set(title="softmax regression: excess", xlabel="steps")
     for axes in panels:
-        axes.xaxis.set_minor_formatter("")
         axes.grid(alpha=0.3, which="both")
         axes.legend(fontsize="x-small")
+    panels[5].legend(fontsize="xx-small", loc="lower left", ncols=3)
     figure.savefig(path, dpi=110)
 
 
