@@ -174,8 +174,12 @@ def picture(found: dict[str, Any], path: pathlib.Path) -> None:
                 before = 100 * statistics.mean(found[codec][width])
                 axes.plot([size, size], [before, height], color="C0", zorder=0)
             if name in LABELLED:
-                axes.annotate(codec, (size, height), (5, -11), textcoords="offset points")
-        axes.set(xscale="log", title=f"{width}, plain delay", xlabel="bytes, of 32 bits")
+                axes.annotate(
+                    codec, (size, height), (5, -11), textcoords="offset points"
+                )
+        axes.set(xscale="log", xlim=(0.007, 2), title=f"{width}, plain delay")
+        axes.set_xticks([0.01, 0.1, 1], ["1 %", "10 %", "100 %"])
+        axes.set_xlabel("bytes, as a share of 32 bits")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy, %; filled: with error feedback")
     figure.savefig(path, dpi=110)

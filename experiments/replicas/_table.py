@@ -113,9 +113,9 @@ def shown_rows(results: Sequence[Result]) -> list[list[str]]:
     """
     table = [["task", "optimizer", "replicas", "test loss of K=1", *SHOWN]]
     for result in results:
-        for optimizer, count, found in shown(result):
-            first = np.mean([pair[0]["test_loss"] for pair in found[0]])
-            cells = (_above(pairs) for pairs in found)
+        for optimizer, count, ends in shown(result):
+            first = np.mean([pair[0]["test_loss"] for pair in ends[0]])
+            cells = (_above(pairs) for pairs in ends)
             title = result["task"], optimizer, str(count), f"{first:.4f}"
             table.append([*title, *cells])
     return table
