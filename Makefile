@@ -5,7 +5,7 @@
 #                off. One part: make test-all PARTS=launch. CONTRIBUTING.md names the parts.
 # make docs      the site, in build/site/index.html; its tutorials run once, then come
 #                from a cache
-# make convergence  all that docs/convergence.md shows; TEXT=tinyshakespeare.txt is
+# make convergence  all that docs/benchmarks/accuracy.md shows; TEXT=tinyshakespeare.txt is
 #             Karpathy's, 1.1 MB; a day on 2 cores. It goes on where it was broken off:
 #             without experiments/results/convergence.json every run is run anew
 # make soak      property tests on more than 10,000 generated cases, without and with x64,

@@ -14,7 +14,7 @@ without weight prediction. The bytes are those that each device sends in a step.
 
 Command: python -m experiments.codecs --data-dir ~/tensorflow_datasets
 Time: about an hour on 2 cores.
-Result: experiments/results/codecs.json
+Result: experiments/results/codecs.json, docs/codecs.png
 """
 
 import dataclasses
@@ -27,6 +27,8 @@ from typing import Any, NamedTuple, get_args
 
 import jax
 import tyro
+
+from pipejax._internal.figures import new_figure
 
 from . import exchange, report, train
 
@@ -49,6 +51,8 @@ FED_BACK: tuple[exchange.Codec, ...] = (
     "random_k",
     "power_sgd",
 )
+# The codecs that the picture names; others with as many bytes lie on these.
+LABELLED = ("none", "bf16", "int8", *(f"{name}, fed back" for name in FED_BACK[1:]))
 ROWS = [Row(codec) for codec in get_args(exchange.Codec)]
 ROWS += [Row(codec, feedback=True) for codec in FED_BACK]
 
@@ -75,6 +79,8 @@ class Config:
     """Number of virtual CPU devices."""
     out: pathlib.Path = report.RESULTS / "codecs.json"
     """File to write the result to, as JSON."""
+    plot: pathlib.Path = pathlib.Path("docs/codecs.png")
+    """File to write the picture to."""
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -103,6 +109,7 @@ def main(config: Config) -> dict[str, Any]:
         codecs=found,
     )
     console.print(report.table("codecs", table(found)))
+    picture(found, config.plot)
     return found
 
 
@@ -147,6 +154,35 @@ def spread(values: list[float]) -> str:
     """Formats the mean, the least and the greatest value, in percent."""
     numbers = (100 * statistics.mean(values), 100 * min(values), 100 * max(values))
     return "{:.1f} ({:.1f} - {:.1f})".format(*numbers)
+
+
+def picture(found: dict[str, Any], path: pathlib.Path) -> None:
+    """Draws the mean accuracy at each width over the bytes of a step.
+
+    A line leads from a codec without error feedback to the same codec with it.
+    """
+    figure = new_figure(figsize=(10, 4), layout="constrained")
+    widths = [key for key in next(iter(found.values())) if key.startswith("width")]
+    panels = figure.subplots(1, len(widths), squeeze=False, sharey=True)[0]
+    most = max(row["bytes_sent"] for row in found.values())
+    for axes, width in zip(panels, widths, strict=True):
+        for name, row in found.items():
+            size, height = row["bytes_sent"] / most, 100 * statistics.mean(row[width])
+            codec, _, feedback = name.partition(", ")
+            axes.plot(size, height, "o", color="C0", mfc="C0" if feedback else "white")
+            if feedback and codec in found:
+                before = 100 * statistics.mean(found[codec][width])
+                axes.plot([size, size], [before, height], color="C0", zorder=0)
+            if name in LABELLED:
+                axes.annotate(
+                    codec, (size, height), (5, -11), textcoords="offset points"
+                )
+        axes.set(xscale="log", xlim=(0.007, 2), title=f"{width}, plain delay")
+        axes.set_xticks([0.01, 0.1, 1], ["1 %", "10 %", "100 %"])
+        axes.set_xlabel("bytes, as a share of 32 bits")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("test accuracy, %; filled: with error feedback")
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

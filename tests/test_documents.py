@@ -27,6 +27,7 @@ WITH_CODE = [
     "docs/coming_from_equinox.md",
     "docs/coming_from_pmap.md",
     "docs/overlap.md",
+    "docs/reference/codecs.md",
     "docs/reference/collectives.md",
     "docs/loss.md",
     "docs/sharded.md",

@@ -1,4 +1,4 @@
-"""Makes the tables of docs/clients.md."""
+"""Makes the tables of docs/benchmarks/optimizers.md."""
 
 from typing import Any
 

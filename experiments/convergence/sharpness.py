@@ -221,20 +221,20 @@ def picture(found: list[Run], compared: dict[str, Any], path: pathlib.Path) -> N
     figure = new_figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for place, method in enumerate(DRAWN):
-        for number, (optimizer, marker) in enumerate(MARKERS.items()):
+        for optimizer, marker in MARKERS.items():
             points = [
                 (share(runs, method), cost(compared, setting, method))
                 for setting, runs in by_setting(found)
                 if setting[1] == optimizer
             ]
             across, up = zip(*points, strict=True) if points else ((), ())
-            label = None if number else method
+            label = f"{method}, {optimizer}"
             axes.plot(across, up, marker, color=f"C{place}", label=label)
     axes.axvline(1, color="gray", linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=0.01)
     axes.set_ylim(-0.005, 2 * WORST)
-    axes.set_xlabel("learning rate x sharpness, of the limit of this width")
+    axes.set_xlabel("learning rate x sharpness, divided by the limit at this width")
     axes.set_ylabel("change of test loss, nats")
     axes.set_yticks([0, 0.01, 0.1, 1, WORST], ["0", "0.01", "0.1", "1", "diverged"])
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""Makes the table of docs/clients.md."""
+"""Makes the table of docs/benchmarks/optimizers.md."""
 
 from typing import Any
 

@@ -32,6 +32,7 @@ from pipejax import problems, transforms
 from pipejax._internal.figures import new_figure
 
 from . import _codecs, _picture, _random, _real, _regret, _smooth
+from ._run import slope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,27 +148,33 @@ def some_logistic() -> problems.Problem:
 def regret_rows(result: dict[str, Any]) -> list[list[str]]:
     """Returns titles, then a row for each game.
 
-    The columns say how regret grows with T and K, and its largest share of the bound.
+    The columns say how regret and its bound grow with T and K, and the largest share of
+    the bound that the regret reaches.
     """
-    table = [
-        [
-            *("losses", "regret grows with T like", "with K like"),
-            "largest share of the bound",
-        ]
-    ]
+    titles = ("losses", "regret: with T", "bound: with T", "regret: with K")
+    table = [[*titles, "bound: with K", "largest share of the bound"]]
+    half = len(result["times"]) // 2  # from here on, powers are fitted
     for name, game in result["regret"].items():
-        widths = game["widths"].values()
-        powers = [row["slope in T"] for row in widths]
-        worst = max(row["worst of the bound"] for row in widths)
+        rows = game["widths"]
+        late = result["times"][half:]
+        found = [row["slope in T"] for row in rows.values()]
+        bounds = [slope(late, row["bound"][half:]) for row in rows.values()]
+        delayed = {int(width): row["bound"][-1] for width, row in rows.items()}
+        del delayed[1]
+        in_k = slope(list(delayed), list(delayed.values()))
+        worst = max(row["worst of the bound"] for row in rows.values())
         table.append(
             [
-                name,
-                f"T^{min(powers):.2f} to T^{max(powers):.2f}",
-                f"K^{game['slope in K']:.2f}",
-                f"{worst:.2f}",
+                *(name, _powers(found), _powers(bounds)),
+                *(f"K^{game['slope in K']:.2f}", f"K^{in_k:.2f}", f"{worst:.2f}"),
             ]
         )
     return table
+
+
+def _powers(exponents: list[float]) -> str:
+    least, most = (f"T^{limit(exponents):.2f}" for limit in (min, max))
+    return least if least == most else f"{least} to {most}"
 
 
 def codec_rows(rows: dict[str, Any]) -> list[list[str]]:

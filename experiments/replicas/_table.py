@@ -1,11 +1,12 @@
 """The tables of the results."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from experiments import report
 from experiments.convergence import found, spread
 
 from ._methods import CODECS, DELAYS, is_same_for_all
@@ -82,6 +83,28 @@ def _optimizers(runs: Sequence[dict[str, Any]]) -> list[str]:
     return [*dict.fromkeys(run["optimizer"] for run in runs)]
 
 
+def committed() -> list[Result]:
+    """Returns the committed results, a task each."""
+    names = [f"replicas_{task}" for task in ("mnist", "cifar10", "shakespeare")]
+    there = {path.stem for path in report.RESULTS.glob("replicas_*.json")}
+    return [report.result(name) for name in names if name in there]
+
+
+def shown(
+    result: Result,
+) -> Iterator[tuple[str, int, list[list[list[dict[str, Any]]]]]]:
+    """Yields an optimizer, a number of replicas, and the pairs of runs of `SHOWN`.
+
+    Those that have less than three seeds are left out.
+    """
+    runs = [run for run in result["runs"] if run["method"] == SHOWN[0]]
+    counts = sorted({run["replicas"] for run in runs})
+    for optimizer, count in itertools.product(_optimizers(runs), counts):
+        pairs = [paired(optimizer, name, count, result) for name in SHOWN]
+        if all(len(each) >= 3 for each in pairs):
+            yield optimizer, count, pairs
+
+
 def shown_rows(results: Sequence[Result]) -> list[list[str]]:
     """Returns the rows of `SHOWN` that have three seeds, of several tasks.
 
@@ -90,14 +113,9 @@ def shown_rows(results: Sequence[Result]) -> list[list[str]]:
     """
     table = [["task", "optimizer", "replicas", "test loss of K=1", *SHOWN]]
     for result in results:
-        runs = [run for run in result["runs"] if run["method"] == SHOWN[0]]
-        counts = sorted({run["replicas"] for run in runs})
-        for optimizer, count in itertools.product(_optimizers(runs), counts):
-            found = [paired(optimizer, name, count, result) for name in SHOWN]
-            if any(len(pairs) < 3 for pairs in found):
-                continue
-            first = np.mean([pair[0]["test_loss"] for pair in found[0]])
-            cells = (_above(pairs) for pairs in found)
+        for optimizer, count, ends in shown(result):
+            first = np.mean([pair[0]["test_loss"] for pair in ends[0]])
+            cells = (_above(pairs) for pairs in ends)
             title = result["task"], optimizer, str(count), f"{first:.4f}"
             table.append([*title, *cells])
     return table

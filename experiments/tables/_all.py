@@ -30,7 +30,7 @@ from experiments.local_steps import accuracy as local_accuracy
 from experiments.local_steps import cluster as local_cluster
 from experiments.local_steps import compiled as local_compiled
 from experiments.replicas import _table as replicas
-from experiments.report import RESULTS, result
+from experiments.report import result
 from experiments.sharded import cluster as sharded_cluster
 from experiments.sharded import compiled, nanogpt
 from experiments.sharded_optimizer import accuracy
@@ -57,9 +57,7 @@ def _sharpness() -> Table:
 
 
 def _replicas() -> Table:
-    tasks = ("mnist", "cifar10", "shakespeare")
-    paths = [RESULTS / f"replicas_{task}.json" for task in tasks]
-    return replicas.shown_rows([result(path.stem) for path in paths if path.exists()])
+    return replicas.shown_rows(replicas.committed())
 
 
 def _accuracy() -> Table:

@@ -7,8 +7,8 @@ from pipejax import codecs
 USUAL = ("bf16", "int8", "fp8_e4m3", "int4", "power_sgd")
 """The codecs that commands consider by default, and whose speeds can be assumed.
 
-Each of the other codecs loses more accuracy in docs/compression.md, "What it does to
-training", is not measured there, or sends about as many bytes as one of these.
+Each of the other codecs loses more accuracy in docs/benchmarks/compression.md, is not
+measured there, or sends about as many bytes as one of these.
 """
 
 

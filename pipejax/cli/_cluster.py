@@ -116,7 +116,7 @@ def _of(record: Any, elements: int) -> Known:
     if not isinstance(record, Mapping) or "cluster" not in record:
         raise ValueError(
             "a calibration must be an object with `cluster`, and perhaps `fit`, as"
-            " `pipejax calibrate --out` writes it; see docs/timing.md"
+            " `pipejax calibrate --out` writes it; see docs/reference/files.md"
         )
     cluster = timing.from_json(record["cluster"])
     if "fit" not in record:

@@ -10,7 +10,7 @@ in bytes of float32 per second. One pass reads or writes 4 bytes for each elemen
 
 The factor 1/2 is a lower bound, measured on a CPU core. In the time in which a copy
 moves 1 byte, int8 moves at least 0.50 bytes and bf16 at least 0.63, in encoding and in
-decoding (docs/compression.md, "How fast codecs are"). Under fp8 and int4, a CPU core
+decoding (docs/benchmarks/compression.md). Under fp8 and int4, a CPU core
 spends more time on converting numbers than on moving bytes. For these two codecs, q is
 therefore the number of passes that take the measured time. Accelerators may be faster.
 """

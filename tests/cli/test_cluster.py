@@ -14,7 +14,7 @@ from pipejax.cli._usage import UsageError
 from ..test_documents import ROOT
 from .helpers import CLUSTER, plan, written
 
-DOCUMENT = (ROOT / "docs" / "timing.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "files.md").read_text()
 
 
 def fitted(rounds=3):

@@ -231,21 +231,21 @@ def test_calibrated_codec_of_unknown_name_is_refused(tmp_path, capsys):
     assert "`name` must be one of bf16, truncate" in capsys.readouterr().err
 
 
-DOCUMENT = (pathlib.Path(__file__).parents[2] / "docs" / "timing.md").read_text()
-
-
-def fences(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
+def in_fences(page, language):
+    text = (pathlib.Path(__file__).parents[2] / "docs" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_output_of_plan_equals_the_document(capsys):
-    command = next(each for each in fences("bash") if each.startswith("pipejax plan"))
+    (plan, *_) = in_fences("choose.md", "text")
+    command = in_fences("choose.md", "bash")[0]
+    assert command.startswith("pipejax plan")
     assert main(shlex.split(command)[1:]) == 0
-    assert capsys.readouterr().out == fences("text")[0]
+    assert capsys.readouterr().out == plan
 
 
 def test_calibration_file_of_the_document_is_read(tmp_path, capsys):
-    (text,) = fences("json")
+    (text,) = in_fences("reference/files.md", "json")
     path = tmp_path / "cluster.json"
     path.write_text(text)
     assert plan(str(path), parameters="2M") == 0

@@ -121,7 +121,7 @@ def test_codecs_experiment_writes_sent_bytes(tmp_path, where, run):
     rows = ("none", "sign, fed back", *(["power_sgd"] if where == "alone" else ()))
     grid = ("--data", "digits", "--rows", *rows)
     size = ("--seeds", "0", "--steps", "20", "--batch-size", "64", "--out", str(out))
-    run("codecs", *grid, "--widths", "2", *size)
+    run("codecs", *grid, "--widths", "2", *size, "--plot", str(tmp_path / "plot.png"))
     found = json.loads(out.read_text())["codecs"]
     assert found.keys() == set(rows)
     sizes = [row["bytes_sent"] for row in found.values()]

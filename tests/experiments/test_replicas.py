@@ -11,7 +11,7 @@ import pytest
 import pipejax as pj
 from experiments.methods import NAMES
 from experiments.replicas import __main__ as replicas
-from experiments.replicas import _runs, _table, cluster, nanogpt
+from experiments.replicas import _runs, _table, cluster, nanogpt, picture
 from experiments.replicas._methods import bytes_of
 from experiments.replicas._simulated import Simulated
 from experiments.sharded import model
@@ -210,3 +210,15 @@ def test_shown_rows_have_three_seeds():
     assert rows == [
         ["mnist", "adamw", "4", "1.5000", "+0.1000 ± 0.0000", "+0.0000 ± 0.0000"]
     ]
+
+
+def test_picture_of_committed_results_is_drawn(tmp_path):
+    path = tmp_path / "replicas.png"
+    picture.picture(_table.committed(), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_run_that_diverged_is_drawn_at_the_top():
+    ended, lost = {"test_loss": 0.1}, {"test_loss": None}
+    assert picture.height([[ended, ended], [ended, lost]]) == (picture.WORST, 0)
+    assert picture.height([[ended, {"test_loss": 0.2}]] * 2) == pytest.approx((0.1, 0))

@@ -28,7 +28,7 @@ def test_bounds_tell_the_columns_apart():
         assert row["params"]["bound"] < row["apart"], where
 
 
-@quoted_in("docs/clients.md")
+@quoted_in("docs/benchmarks/optimizers.md")
 def test_words_quote_the_table():
     rows = TRAINED.values()
     parts = [part for row in rows for part in row.values() if isinstance(part, dict)]

@@ -9,7 +9,7 @@ def test_all_programs_send_declared_bytes():
     assert all(row["same"] for row in result("wire")["rows"])
 
 
-@quoted_in("docs/compression.md", "docs/paper.md")
+@quoted_in("docs/benchmarks/compression.md")
 def test_time_saved_by_compressing_between_hosts():
     rows = result("levels")["rows"]
     nowhere, hosts, both, shot, ring = (

@@ -22,7 +22,7 @@ def test_differences_tell_the_widths_apart():
             assert 90 * row[width]["params"] < row["apart"], name
 
 
-@quoted_in("docs/clients.md")
+@quoted_in("docs/benchmarks/optimizers.md")
 def test_words_quote_the_result():
     lines = {name: len(row["changed"]) for name, row in PROGRAMS.items()}
     players = [lines.pop("jax-gans: DCGAN"), lines.pop("CleanRL: TD3")]

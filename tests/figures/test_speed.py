@@ -56,20 +56,6 @@ def test_overhead_figures_are_quoted():
     yield f"takes {python:.0f} microseconds longer than its program"
 
 
-@quoted_in("docs/paper.md")
-def test_gains_over_the_methods_of_the_paper():
-    server, sync = (
-        least_and_most(column("speedup.steps", title))
-        for title in ("times as fast as PS-Sync", "as D-Sync")
-    )
-    yield f"{server} times as fast as a synchronous parameter server"
-    yield f"server and {sync} times as fast as D-Sync, with the fastest codec"
-    yield lower_with_a_plain_delay()
-    plain = [rows["Pipe-SGD"]["faster_than"]["D-Sync"][1] for rows in CELLS.values()]
-    without = least_and_most(plain)
-    yield f"Without a codec, Pipe-SGD is {without} times as fast as D-Sync here"
-
-
 @quoted_in("docs/speed.md")
 def test_compile_times_are_quoted():
     widths = ("width 1", "width 2, plain", "width 2, predicted")
@@ -122,7 +108,7 @@ def test_race_caption_quotes_figures():
     yield f"with 8-bit gradients in {coded}"
 
 
-@quoted_in("docs/speed.md", "docs/compression.md")
+@quoted_in("docs/speed.md", "docs/benchmarks/compression.md")
 def test_accuracy_lost_with_power_sgd_is_quoted():
     accuracy = ends("mnist")
     ours, ddp = (
