@@ -21,6 +21,7 @@ from pipejax.train_step import (
 
 from ._check_like import form_of, rounds_form_of
 from ._choose import whole
+from ._extras import unpacked
 from ._manager import check_manager
 from ._pipeline_form import wanted_of_pipeline
 from ._pipeline_state import pipeline_state
@@ -35,7 +36,8 @@ class Restored(NamedTuple, Generic[State]):
 
     Attributes:
       state: The `pj.PipelineState`, or `pj.LocalState`, to continue from.
-      extras: The extras that `save` was given.
+      extras: The extras that `save` was given. Each `PerProcess` has the value of the
+        process of the same rank.
       drained: Whether `restore` has applied what was in flight, because the number of
         devices or groups has changed.
       infos: What the drain has reported, as `train.drain` returns it.
@@ -129,7 +131,7 @@ def restore(
     join()  # Orbax runs collectives, which must not meet those of the exchange.
     saved = whole(manager, step, lambda n: read_step(manager, choose, n))
     state, drained, infos = continued(saved)
-    return Restored(state, saved.extras, drained, infos)
+    return Restored(state, unpacked(saved.extras), drained, infos)
 
 
 def _kind(train: Any, like: Any) -> tuple[Choose, Callable[[Saved], Any]]:
