@@ -272,8 +272,10 @@ def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
                 step = 1e3 * found[name]["step"]
                 axes.axvline(step, color="black", linestyle=style, label=name)
         axes.invert_yaxis()
-        size, rate = problem["batch_size"], cell["rate"].replace("bit", "bit/s")
-        axes.set_title(f"{problem['model']}, {size} per host, {rate}", fontsize="medium")
+        size, rate = problem["batch_size"], cluster.shown_rate(cell["rate"])
+        axes.set_title(
+            f"{problem['model']}, {size} per host, {rate}", fontsize="medium"
+        )
         axes.set_xlabel("ms per step")
         if (number - 1) % 4:
             axes.set_yticklabels([])

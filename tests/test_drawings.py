@@ -19,7 +19,9 @@ def texts(node, inherited=INHERITED):
     style = {name: node.get(name, value) for name, value in inherited.items()}
     if node.tag == f"{SVG}text" and "transform" not in node.attrib:
         said = "".join(node.itertext())
-        size, x, y = (float(v) for v in (style["font-size"], node.get("x"), node.get("y")))
+        size, x, y = (
+            float(v) for v in (style["font-size"], node.get("x"), node.get("y"))
+        )
         bold = style["font-weight"] == "bold" or node.find(f"{SVG}tspan") is not None
         letter = MONOSPACE if style["font-family"] == "monospace" else LETTER
         width = len(said) * size * (BOLD if bold else letter)

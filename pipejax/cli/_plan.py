@@ -215,8 +215,8 @@ def _summary(
     piped = (each for each in (choice, plain) if each.config.width > 1)
     rows = [number(ranked, each) for each in (d_sync(ranked), plain, choice)]
     return [
-        f"{gain(args.baseline)} Row {rows[0]} is D-Sync in float32, and row {rows[1]} is"
-        " the best pipelined setup that is uncompressed.",
+        f"{gain(args.baseline)} Row {rows[0]} is D-Sync in float32, and row"
+        f" {rows[1]} is the best pipelined setup that is uncompressed.",
         *about_accuracy((*ranked[: args.top], choice)),
         f"With the exchange of row {rows[2]}, pipelining alone is at most"
         f" {most['synchronous']:.2f} times as fast as a synchronous step, and"

@@ -16,8 +16,8 @@ def gain(baseline: str = "float32") -> str:
     """Explains the gains of a row, over D-Sync with gradients of this dtype."""
     return (
         "The gain is how many times as fast a setup is as D-Sync, which exchanges"
-        f" {baseline} gradients after compute. In brackets, D-Sync exchanges them during"
-        " the backward pass, at best."
+        f" {baseline} gradients after compute. In brackets, D-Sync exchanges them"
+        " during the backward pass, at best."
     )
 
 
@@ -70,7 +70,7 @@ def exact(ranked: list[timing.RankedConfig]) -> timing.RankedConfig:
 
 
 def d_sync(ranked: list[timing.RankedConfig]) -> timing.RankedConfig:
-    """Returns the uncompressed D-Sync in float32; see `gain`."""
+    """Returns D-Sync in float32, uncompressed; see `gain`."""
     waits = [
         choice
         for choice in synchronous(ranked)

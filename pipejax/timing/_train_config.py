@@ -93,9 +93,9 @@ class RankedConfig(NamedTuple):
       exchange: How long the exchange of one bucket takes.
       step: The step time in seconds.
       compute: Seconds that the device computes in a step: `Compute.total`.
-      d_sync: Seconds of a step of uncompressed D-Sync, with the fastest exchange without
-        a codec: `pj.timing.synchronous_step_time`. `plan` says how many bytes an element
-        has there.
+      d_sync: Seconds of a step of D-Sync with the fastest exchange without a codec:
+        `pj.timing.synchronous_step_time`. `plan(..., baseline_bytes=2)` halves its
+        bytes.
       overlapped: Seconds of the same step if it overlaps the exchange with the backward
         pass, at best: `pj.timing.overlapped_step_time`.
     """

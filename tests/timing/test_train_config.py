@@ -25,7 +25,10 @@ def exchange(wire=0.0, codec=0.0):
     [
         (TrainConfig(1, "psum"), "width 1, psum, uncompressed"),
         (TrainConfig(2, "ring", "int8"), "width 2, ring, int8"),
-        (TrainConfig(2, "tree", levels=True), "width 2, hierarchical, tree, uncompressed"),
+        (
+            TrainConfig(2, "tree", levels=True),
+            "width 2, hierarchical, tree, uncompressed",
+        ),
         (TrainConfig(1, "ring", buckets=4), "width 1, ring, uncompressed, 4 buckets"),
         (TrainConfig(1, "ring", sync_every=8), "H = 8, at once, ring, uncompressed"),
         (
