@@ -313,7 +313,8 @@ def picture(race: dict[str, Any], path: pathlib.Path) -> None:
         xlim=(first, 1.02 * max(last)),
         ylim=(bottom, top),
         xlabel=f"seconds of training: {race['data']}, {race['hosts']} emulated hosts,"
-        f" {cluster.shown_rate(race['rate'])} links, mean and range of {len(runs)} seeds",
+        f" {cluster.shown_rate(race['rate'])} links, mean and range of {len(runs)}"
+        " seeds",
         ylabel="test accuracy",
     )
     left, right = scale(axes.get_xlim())

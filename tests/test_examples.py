@@ -38,7 +38,7 @@ def test_cifar_program_learns_and_continues_after_its_last_epoch(tmp_path, capsy
     small = {"folder": str(tmp_path), "batch": 64, "features": 4}
     found["main"](found["Config"](epochs=2, **small))
     assert "epoch 1: " in capsys.readouterr().out
-    assert found["main"](found["Config"](epochs=4, **small)) > 0.5  # 0.1 by chance
+    assert found["main"](found["Config"](epochs=4, **small)) > 0.3  # 0.1 by chance
     said = capsys.readouterr().out
     assert re.findall(r"epoch (\d)", said) == ["2", "3"]
 
@@ -72,7 +72,7 @@ def test_text_programs_learn_on_two_processes_and_continue(tmp_path, name, optio
     given += ["--folder", tmp_path]
     first = launched(name, *given, "--steps", "30", devices=2)
     then = launched(name, *given, "--steps", "60", devices=2)
-    losses = [float(x) for x in re.findall(r"test loss (\S+?),?\s", first + then)]
+    losses = [float(x) for x in re.findall(r"test loss ([\d.]+)", first + then)]
     assert len(losses) == 2
     assert losses[1] < losses[0] < 3.5  # 5.5 by chance, among 256 bytes
     assert "[0] 30" in first

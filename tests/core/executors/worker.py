@@ -516,6 +516,7 @@ TASKS = {
     "opened": opened,
     "refused": refused,
     "restored_from_damage": restored_from_damage,
+    "extras_of_each": extras_of_each,
     "restored_beside_a_deletion": restored_beside_a_deletion,
     "overlapping": overlapping,
     "inside": inside,
