@@ -128,7 +128,7 @@ def documented():
     for page in (ROOT / "docs/reference").glob("*.md"):
         module = None
         for kind, name in re.findall(
-            r"^\.\. ([\w:]+):: ([\w.]+)$", page.read_text(), re.M
+            r"^\.\. ([\w:]+):: ([\w.]+)(?:\(\))?$", page.read_text(), re.M
         ):
             if kind == "currentmodule":
                 module = name

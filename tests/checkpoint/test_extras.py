@@ -23,7 +23,7 @@ def test_bytes_come_back_from_json_unchanged():
     assert unpacked(written({})) == {}
 
 
-def test_value_of_a_process_comes_back_with_those_of_all():
+def test_value_of_a_process_comes_back_beside_the_values_of_all():
     own = {"shard": 0, "state": b"\1"}
     found = unpacked(written({"data": [PerProcess(own), PerProcess(7)], "calls": 3}))
     assert found["calls"] == 3
@@ -41,7 +41,7 @@ def test_value_is_refused_on_another_number_of_processes(monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["pipejax bytes", "pipejax per process"])
-def test_keys_that_mark_values_are_refused(key):
+def test_marking_keys_are_refused(key):
     with pytest.raises(ValueError, match=rf"`extras\['a'\]` must not have .*'{key}'"):
         packed({"a": {key: 1}})
 
@@ -65,7 +65,7 @@ def test_other_values_are_refused_by_their_place():
         packed([1])
 
 
-def test_marked_value_says_what_it_holds():
+def test_repr_of_a_marked_value_shows_its_contents():
     assert repr(PerProcess(b"a")) == "PerProcess(b'a')"
     assert repr(unpacked(written({"a": PerProcess(1)}))) == (
         "{'a': PerProcess(saved=(1,))}"
@@ -94,7 +94,7 @@ def loaders():
 @pytest.mark.skipif(
     importlib.util.find_spec("grain") is None, reason="grain is not installed"
 )
-def test_states_of_grain_iterators_continue_where_they_were():
+def test_states_of_grain_iterators_continue_at_their_place():
     for n in range(2):
         iterator, other = loaders()[n], loaders()[n]
         for _ in range(3):

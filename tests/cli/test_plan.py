@@ -155,7 +155,7 @@ def test_rows_of_codecs_without_measured_accuracy_say_so(capsys):
     assert "\nAccuracy not measured: this codec has not been compared" in summary
 
 
-def test_note_on_accuracy_is_left_out_where_no_row_needs_it(file, capsys):
+def test_note_on_accuracy_is_left_out_where_all_rows_are_measured(file, capsys):
     assert plan(file) == 0
     assert "ccuracy not measured" not in capsys.readouterr().out
 

@@ -127,7 +127,7 @@ def test_reason_of_a_choice_tells_where_time_goes(way, wire, step, says):
     assert choice.ratio == step / 0.5
     assert choice.gains == {"synchronous": 1.5 / step, "overlapped": 1.25 / step}
     assert (
-        str(choice) == f"{way!s:<58}{1e3 * step:9.1f} ms  {2 * step:5.2f} x compute "
+        str(choice) == f"{way!s:<64}{1e3 * step:9.1f} ms  {2 * step:5.2f} x compute "
         f" gain {1.5 / step:.2f} ({1.25 / step:.2f}) "
         f" {says}"
     )
@@ -137,5 +137,5 @@ def test_ratio_without_compute_is_infinite():
     way = TrainConfig(2, "psum")
     assert RankedConfig(way, exchange(1.0), 1.0, 0.0, 1.0, 1.0).ratio == float("inf")
     nothing = RankedConfig(way, exchange(), 0.0, 0.0, 0.0, 0.0)
-    assert nothing.reason.startswith("hidden behind compute, 0% of it")
+    assert nothing.reason.startswith("hidden behind compute, 0% slack")
     assert nothing.gains == {"synchronous": float("inf"), "overlapped": float("inf")}
