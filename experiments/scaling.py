@@ -254,13 +254,16 @@ def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
     hosts = [cell["hosts"] for cell in cells]
     for name, method in METHODS.items():
         line = [cell["simulated"][name] for cell in cells]
-        axes.plot(hosts, line, color=method.color, label=name)
+        # Where two lines are one, both are seen.
+        style = {"linestyle": "--", "zorder": 2.5} if method.codec else {"linewidth": 3}
+        axes.plot(hosts, line, color=method.color, label=name, **style)
         points = [c for c in cells if c["measured"] and name in c["measured"]]
         axes.scatter(
             [c["hosts"] for c in points],
             [c["measured"][name][1] for c in points],
             color=method.color,
-            s=25,
+            marker="x" if method.codec else "o",
+            s=35,
             zorder=3,
         )
     axes.set_xscale("log", base=2)

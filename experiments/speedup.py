@@ -241,9 +241,9 @@ def show(cell: dict[str, Any]) -> None:
         console.print(f"{name}: {why}")
 
 
+# The bars of the two parameter servers are several times as long as all others. Their
+# times are in the tables.
 DRAWN = {
-    "PS-Sync": "tab:gray",
-    "PS-Async": "tab:olive",
     "D-Sync": "tab:red",
     "DDP": "tab:orange",
     "DDP, fp16": "tab:orange",
@@ -272,8 +272,11 @@ def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
                 step = 1e3 * found[name]["step"]
                 axes.axvline(step, color="black", linestyle=style, label=name)
         axes.invert_yaxis()
-        axes.set_title(f"{problem['model']}, {problem['batch_size']}, {cell['rate']}")
-        axes.set_xlabel("milliseconds a step")
+        size, rate = problem["batch_size"], cluster.shown_rate(cell["rate"])
+        axes.set_title(
+            f"{problem['model']}, {size} per host, {rate}", fontsize="medium"
+        )
+        axes.set_xlabel("ms per step")
         if (number - 1) % 4:
             axes.set_yticklabels([])
     handles, labels = figure.axes[0].get_legend_handles_labels()

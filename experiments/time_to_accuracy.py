@@ -283,6 +283,8 @@ def first(row: dict[str, Any], goal: float) -> float | None:
 
 def picture(race: dict[str, Any], path: pathlib.Path) -> None:
     """Draws test accuracy over seconds: the mean over seeds, and a band for all."""
+    from matplotlib.ticker import LogLocator
+
     figure = new_figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     runs = list(race["runs"].values())
@@ -299,31 +301,45 @@ def picture(race: dict[str, Any], path: pathlib.Path) -> None:
         )
         ends[name] = float(seconds[-1]), float(mean[-1]), color
     lowest, highest = (f(y for _, y, _ in ends.values()) for f in (min, max))
-    top = highest + 0.1 * (highest - 0.85 * lowest)
+    last = [x for x, _, _ in ends.values()]
+    # Where one method takes several times as long as another, a linear axis would have
+    # most of them in a corner.
+    apart = max(last) > FAR * min(last)
+    bottom = (0.94 if apart else 0.85) * lowest
+    top = highest + 0.1 * (highest - bottom)
+    scale, first = (np.log10, min(last) / 20) if apart else (np.asarray, 0)
     axes.set(
-        xlim=(0, 1.02 * max(x for x, _, _ in ends.values())),
-        ylim=(0.85 * lowest, top),
-        xlabel=f"seconds of training: {race['data']}, {race['hosts']} hosts, links of"
-        f" {race['rate']}, mean and range of {len(runs)} seeds",
+        xscale="log" if apart else "linear",
+        xlim=(first, 1.02 * max(last)),
+        ylim=(bottom, top),
+        xlabel=f"seconds of training: {race['data']}, {race['hosts']} emulated hosts,"
+        f" {cluster.shown_rate(race['rate'])} links, mean and range of {len(runs)}"
+        " seeds",
         ylabel="test accuracy",
     )
-    places = spread({name: x for name, (x, _, _) in ends.items()}, axes.get_xlim()[1])
+    left, right = scale(axes.get_xlim())
+    at = {name: float(scale(x)) - left for name, (x, _, _) in ends.items()}
+    places = spread(at, right - left)
     for name, (x, y, color) in ends.items():
         axes.plot(x, y, "o", color=color)
         axes.annotate(
             name,
             xy=(x, y),
-            xytext=(places[name], top),
+            xytext=(10 ** (places[name] + left) if apart else places[name], top),
             color=color,
             rotation=35,
             arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.5},
         )
+    if apart:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
 
+FAR = 5  # how many times as long the slowest method takes where the axis is logarithmic
 # Colors of the methods in the picture of the README.
 DRAWN = {
     "PS-Sync": "tab:gray",

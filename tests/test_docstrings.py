@@ -60,8 +60,15 @@ def test_docstrings_list_arguments_results_and_errors(name, function):
         assert section(docstring, "Raises"), name
 
 
+# Functions of pipejax make these, and their fields are internals.
+MADE_BY_FUNCTIONS = {"pipejax.TrainStep", "pipejax.LocalTrainStep"}
+
+
 @pytest.mark.parametrize(("name", "cls"), classes().items())
 def test_class_docstrings_list_all_attributes(name, cls):
+    if name in MADE_BY_FUNCTIONS:
+        assert not entries(inspect.getdoc(cls), "Attributes"), name
+        return
     fields = getattr(cls, "_fields", ())
     if dataclasses.is_dataclass(cls):
         fields = [f.name for f in dataclasses.fields(cls) if not f.name.startswith("_")]

@@ -69,6 +69,8 @@ def test_imports_are_found_in_all_their_forms():
 def layer_of(name):
     """Returns the layer of a module, from its full name."""
     inside = name.split(".")[1:]
+    if inside == ["__main__"]:  # `python -m pipejax` is the command line
+        return "cli"
     deep = 2 if inside[:1] == ["_core"] else 1
     found = ".".join(inside[:deep])
     return found if found in LAYERS else ""

@@ -80,6 +80,17 @@ def bits_per_second(rate: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+def shown_rate(rate: str) -> str:
+    """Returns a rate in the notation of `tc` as it is written in text.
+
+    >>> shown_rate("500mbit")
+    '500 Mbit/s'
+    """
+    bits = bits_per_second(rate)
+    unit = next(unit for unit in ("gbit", "mbit", "kbit", "bit") if rate.endswith(unit))
+    return f"{bits / _UNITS[unit]:g} {unit.capitalize() if unit != 'bit' else unit}/s"
+
+
 def switch() -> None:
     """Makes the switch, to which all cables lead, in the present network namespace."""
     _run("ip", "link", "set", "lo", "up")

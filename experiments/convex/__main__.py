@@ -19,6 +19,7 @@ Result: experiments/results/convex.json, docs/convex.png, docs/stability.png
 """
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
@@ -55,14 +56,19 @@ class Config:
     """The file that the picture is written to."""
     stability_plot: pathlib.Path = pathlib.Path("docs/stability.png")
     """The file that the picture of the stable learning rates is written to."""
+    redraw: bool = False
+    """Draw the pictures of an existing result, and run nothing."""
 
 
 def main(config: Config) -> dict[str, Any]:
     """Runs all parts, prints the tables, saves the result, and draws."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", _codecs.DEVICES)
-    result = run_all(config)
-    report.save(config.out, **report.settings(config), **result)
+    if config.redraw:
+        result = json.loads(config.out.read_text())
+    else:
+        result = run_all(config)
+        report.save(config.out, **report.settings(config), **result)
     show(result)
     picture(result, config.plot)
     _picture.picture(FAMILIES).savefig(config.stability_plot, dpi=110)
@@ -214,7 +220,7 @@ def picture(result: dict[str, Any], path: pathlib.Path) -> None:
             regret, bound = np.array(row["regret"]), np.array(row["bound"])
             axes.loglog(times, regret / times, color=f"C{place}", label=f"K={width}")
             axes.loglog(times, bound / times, "--", color=f"C{place}", linewidth=0.8)
-        axes.set(title=f"regret / T: {name}; dashed, the bound", xlabel="T")
+        axes.set(title=f"regret / T: {name} (dashed: bound)", xlabel="T")
     of_smooth = result["smooth"]
     for width, row in of_smooth.items():
         panels[3].semilogx(times, np.array(row) / of_smooth["1"], label=f"K={width}")
@@ -227,15 +233,17 @@ def picture(result: dict[str, Any], path: pathlib.Path) -> None:
     panels[4].set(title="excess: a fixed and a random delay", xlabel="learning rate")
     styles = ("-", "--", ":")
     for (name, rows), style in zip(result["softmax"].items(), styles, strict=False):
-        for width, row in rows.items():
-            label = f"{name}, K={width}"
-            panels[5].loglog(times[: len(row)], row, style, label=label)
-        panels[5].set_prop_cycle(None)
-    panels[5].set(title="softmax regression: excess", xlabel="steps")
+        for place, row in enumerate(rows.values()):
+            label = None if place else f"{name}, all K"
+            steps = times[: len(row)]
+            panels[5].loglog(steps, row, style, color=f"C{place}", label=label)
+    panels[5].set(title="softmax regression: excess, K=1 to 16", xlabel="steps")
+    panels[5].set_xticks(steps, [f"{n:,}" for n in steps])
+    panels[5].minorticks_off()
     for axes in panels:
-        axes.grid(alpha=0.3, which="both")
-        axes.legend(fontsize="x-small")
-    panels[5].legend(fontsize="xx-small", loc="lower left", ncols=3)
+        axes.grid(alpha=0.3)
+    for axes in (panels[0], panels[3], panels[4], panels[5]):  # of 0, 1 and 2 alike
+        axes.legend(fontsize="small")
     figure.savefig(path, dpi=110)
 
 

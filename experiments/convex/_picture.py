@@ -29,27 +29,37 @@ def picture(
 ) -> Any:
     """Draws the largest stable learning rate times curvature over momentum.
 
-    There is a panel for each family, by its title, and a line for each width. All lines
-    are limits under a plain delay, without weight prediction, so that the panels show
-    what a correction in a family changes.
+    There is a panel for each family, by its title, and a line for each width. Their
+    lines are limits under a plain delay, so that the panels show what a correction in a
+    family changes. In a panel before them is the first family with weight prediction,
+    the default of a train step.
     """
-    figure = new_figure(figsize=(1 + 4 * len(families), 4), layout="constrained")
-    panels = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
-    for axes, (name, family) in zip(panels, families.items(), strict=True):
+    first = next(iter(families))
+    drawn = {
+        f"{first}, weight prediction (the default)": (families[first], True),
+        f"{first}, plain delay": (families[first], False),
+        **{name: (family, False) for name, family in families.items() if name != first},
+    }
+    figure = new_figure(figsize=(8.5, 7), layout="constrained")
+    panels = figure.subplots(-(-len(drawn) // 2), 2, sharex=True, sharey=True).ravel()
+    for axes, (name, (family, predicts)) in zip(panels, drawn.items(), strict=False):
         for width in widths:
-            axes.plot(_MOMENTA, _limits(family, width), label=f"K = {width}")
+            limits = _limits(family, width, weight_prediction=predicts)
+            axes.plot(_MOMENTA, limits, label=f"K = {width}")
         axes.set(title=name, xlabel="momentum", yscale="log")
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("largest stable learning rate x curvature")
+    for axes in panels[len(drawn) :]:
+        axes.remove()
+    figure.supylabel("largest stable learning rate x curvature")
     panels[0].legend(frameon=False)
     return figure
 
 
-def _limits(family: Family, width: int) -> list[float]:
+def _limits(family: Family, width: int, *, weight_prediction: bool) -> list[float]:
     def at(momentum: float) -> Callable[[float], optax.GradientTransformation]:
         return lambda rate: family(rate, momentum, width=width)
 
     return [
-        max_learning_rate(at(momentum), width, weight_prediction=False)
+        max_learning_rate(at(momentum), width, weight_prediction=weight_prediction)
         for momentum in _MOMENTA.tolist()
     ]

@@ -140,7 +140,9 @@ def picture(diaries: list[Diary], path: pathlib.Path) -> None:
         for host, diary in enumerate(diaries):
             steps = [entry["step"] for entry in diary]
             axes.plot(steps, [entry[name] for entry in diary], label=f"host{host}")
-        axes.set(xlabel="step", title=title, ylim=(0, None))
+        most = max(entry[name] for diary in diaries for entry in diary)
+        axes.set(xlabel="step", title=title, ylim=(0, 1.25 * most))
+        axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=110)
 

@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, get_args
 
-import matplotlib
 import numpy as np
 import tyro
 
@@ -35,6 +34,12 @@ from .__main__ import digests
 from .command import launched, program
 from .printed import printed
 from .provoke import CUT_OFF, Fault, Kind, Lost
+
+# A color for each part, of which no two are alike.
+COLORS = (
+    *("#7fb2e5", "#f4a261", "#f6d186", "#8fc98f", "#e57373", "#c9a0dc"),
+    *("#bf9b84", "#f5b6d2", "#b8b8b8", "#d2d97a", "#7fd1d6"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,20 +220,19 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 def picture(cells: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
     """Draws a bar for each variant, with the share of the time of each part."""
-    figure = new_figure(figsize=(9, 1.2 + 0.8 * len(cells)), layout="constrained")
+    figure = new_figure(figsize=(10, 1.4 + 0.8 * len(cells)), layout="constrained")
     axes = figure.subplots()
     names = [
         f"{cell['variant']} ({cell['jobs'][0]['step_s']:.2f} s a step)"
         for cell in cells
     ]
     left = np.zeros(len(cells))
-    for place, name in enumerate(PARTS):
+    for name, color in zip(PARTS, COLORS, strict=True):
         share = np.array(
             [100 * sums(cell)[name] / sum(sums(cell).values()) for cell in cells]
         )
-        color = matplotlib.colormaps["tab20"](place)
         bars = axes.barh(names, share, left=left, label=name, color=color)
-        texts = [f"{each:.0f} %" if each >= 3 else "" for each in share]
+        texts = [f"{each:.0f}" if each >= 2 else "" for each in share]
         axes.bar_label(bars, texts, label_type="center")
         left += share
     axes.set(xlabel="share of the time of a job, %", xlim=(0, 100))

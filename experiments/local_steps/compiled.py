@@ -252,7 +252,8 @@ def figures(
 def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
     """Returns titles, then a row for each program."""
     titles = ["model", "groups", "step", "FLOPs beside the chunk"]
-    titles += ["FLOPs beside collectives inside", "by hand", "sent between groups, MB"]
+    titles += ["FLOPs beside collectives inside", "by hand"]
+    titles += ["MB that each device sends to other groups"]
     titles += ["memory, in copies", "more than by hand", "bar"]
     found = [titles]
     for cell in cells:

@@ -221,7 +221,8 @@ def line(cell: dict[str, Any]) -> str:
 def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
     """Returns titles, then a row for each program."""
     titles = ["model", "devices", "step", "FLOPs under the exchange between groups"]
-    titles += ["FLOPs under collectives inside", "sent between groups, MB"]
+    titles += ["FLOPs under collectives inside"]
+    titles += ["MB that each device sends to other groups"]
     titles += ["memory, in shards", "more than D-Sync"]
     found = [titles]
     for cell in cells:

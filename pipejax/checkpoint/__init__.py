@@ -10,6 +10,7 @@ the previous checkpoint. `save` raises a `ValueError` before it writes anything 
 `restore` could not return the state and the extras unchanged.
 """
 
+from ._extras import PerProcess as PerProcess
 from ._manager import manager as manager
 from ._restore import Restored as Restored
 from ._restore import restore as restore

@@ -22,6 +22,7 @@ from pipejax.train_step import (
 
 from ._check_like import form_of, rounds_form_of
 from ._choose import whole
+from ._extras import unpacked
 from ._manager import check_manager, keeper_of, steps
 from ._pipeline_form import wanted_of_pipeline
 from ._pipeline_state import pipeline_state
@@ -37,7 +38,8 @@ class Restored(NamedTuple, Generic[State]):
 
     Attributes:
       state: The `pj.PipelineState`, or `pj.LocalState`, to continue from.
-      extras: The extras that `save` was given.
+      extras: The extras that `save` was given. Each `PerProcess` has the value of the
+        process of the same rank.
       drained: Whether `restore` has applied what was in flight, because the number of
         devices or groups has changed.
       infos: What the drain has reported, as `train.drain` returns it.
@@ -138,7 +140,7 @@ def restore(
     saved = saved or whole(manager, step, lambda n: read_step(manager, choose, n))
     state, drained, infos = continued(saved)
     timeline.note("restored", seconds=timeline.now() - began)
-    return Restored(state, saved.extras, drained, infos)
+    return Restored(state, unpacked(saved.extras), drained, infos)
 
 
 def _from_memory(
@@ -147,12 +149,13 @@ def _from_memory(
     """Returns a snapshot, if there is one that no checkpoint replaces."""
     if (keeper := keeper_of(manager)) is None:
         return None
-    saved = steps(manager)
-    if step is None:
-        newest = max(saved, default=-1)
-        found = from_memory(keeper, choose, lambda each: each > newest)
-    else:
-        found = from_memory(keeper, choose, lambda each: each == step not in saved)
+    saved = {*steps(manager)}
+    newest = max(saved, default=-1)
+
+    def wanted(found: int) -> bool:
+        return found > newest if step is None else found in {step} - saved
+
+    found = from_memory(keeper, choose, wanted)
     keeper.restored()
     return found
 

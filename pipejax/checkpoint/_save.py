@@ -15,8 +15,8 @@ from pipejax._internal.checksums import checksums
 from pipejax._internal.mesh import without_mesh
 from pipejax.train_step import LocalState, PipelineState
 
+from ._extras import filled, packed
 from ._fault import all_or_none, writing_to
-from ._json_values import json_copy
 from ._leaves import encoded, named
 from ._manager import check_manager, is_read_only, steps
 from ._meta import digest, meta_of
@@ -34,8 +34,8 @@ def save(
     next `save` or `manager.wait_until_finished()` raises the error, and the checkpoints
     before it remain.
 
-    All processes must call `save` at the same step, with the same extras. `save` first
-    waits for the reductions under way.
+    All processes must call `save` at the same step, with the same extras, apart from
+    values in a `PerProcess`. `save` first waits for the reductions under way.
 
     Args:
       manager: The manager that `pipejax.checkpoint.manager(folder)` has returned.
@@ -43,7 +43,8 @@ def save(
         step must be later than the steps of all checkpoints in the folder.
       extras: A dict to save with the state, such as the position of the data iterator.
         JSON must return it unchanged: dicts with string keys, lists, and Python's own
-        strings, numbers, bools and None. `None` saves an empty dict.
+        strings, numbers, bools and None. It may also hold bytes, and `PerProcess` marks
+        values that differ between processes. `None` saves an empty dict.
 
     Raises:
       OSError: Before anything is written, if the folder cannot be written to.
@@ -55,22 +56,23 @@ def save(
     began = timeline.now()
     check_manager(manager)
     check_state(state)
-    extras = json_copy("extras", {} if extras is None else extras)
+    shared, own = packed({} if extras is None else extras)
     step = step_of(state)
     # The caller has asked for the transfer of the state to the host.
     join()  # Orbax has collectives of its own.
     with without_mesh(), jax.transfer_guard("allow"):
-        _check_same_everywhere(step, extras)
+        _check_same_everywhere(step, shared)
+        kept = filled(shared, own)
         _check_later(manager, step)
         _check_writable(manager)
         arrays = _arrays(state)
-        meta = meta_of(state, step, extras, checksums(arrays))
+        meta = meta_of(state, step, kept, checksums(arrays))
         made = manager.save(
             step,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(arrays),
                 meta=ocp.args.JsonSave(meta),
-                extras=ocp.args.JsonSave(extras),
+                extras=ocp.args.JsonSave(kept),
             ),
         )
     if not made:
@@ -185,5 +187,6 @@ def _check_same_everywhere(step: int, extras: dict[str, Any]) -> None:
             "`extras` and `state.step` must be the same on all processes, because only"
             f" those of process 0 are written; got others on processes {others}. On"
             f" this process they are {reprlib.repr(extras)} and {step}. Save values"
-            " that hold for the whole job, such as the number of global batches so far."
+            " that hold for the whole job, such as the number of global batches so far,"
+            " and mark others: pipejax.checkpoint.PerProcess(value)."
         )

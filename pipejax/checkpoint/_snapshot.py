@@ -8,7 +8,7 @@ import orbax.checkpoint as ocp
 from pipejax._internal.mesh import without_mesh
 from pipejax.train_step import LocalState, PipelineState
 
-from ._json_values import json_copy
+from ._extras import packed
 from ._leaves import encoded
 from ._manager import check_manager, keeper_of
 from ._meta import meta_of
@@ -48,7 +48,8 @@ def snapshot(
     Args:
       manager: A manager with `memory`.
       state: A state that `train.init`, `train.step` or `train.drain` has returned.
-      extras: A dict to keep with the state, as in `save`; the same on all processes.
+      extras: A dict to keep with the state, as in `save`: the same on all processes,
+        apart from values in a `PerProcess`.
 
     Returns:
       Whether this call has copied the state.
@@ -67,7 +68,7 @@ def snapshot(
     if not keeper.is_due():
         return False
     check_state(state)
-    extras = json_copy("extras", {} if extras is None else extras)
+    shared, own = packed({} if extras is None else extras)
 
     def taken() -> Taken:
         step = step_of(state)
@@ -80,7 +81,7 @@ def snapshot(
             )
         leaves = on_devices(state).items()
         arrays = {name: encoded(leaf) for name, leaf in leaves if leaf.size}
-        return Taken(step, meta_of(state, step, extras, {}), extras, arrays)
+        return Taken(step, meta_of(state, step, shared, {}), shared, own, arrays)
 
     # The caller has asked for the transfer of the state to the host.
     with without_mesh(), jax.transfer_guard("allow"):

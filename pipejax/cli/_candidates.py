@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pipejax import codecs
+from pipejax import codecs, timing
 
 USUAL = ("bf16", "int8", "fp8_e4m3", "int4", "power_sgd")
 """The codecs that commands consider by default, and whose speeds can be assumed.
@@ -10,6 +10,9 @@ USUAL = ("bf16", "int8", "fp8_e4m3", "int4", "power_sgd")
 Each of the other codecs loses more accuracy in docs/benchmarks/compression.md, is not
 measured there, or sends about as many bytes as one of these.
 """
+_WITH_PREDICTION = ("int8", "truncate")
+# The codecs with which pipelined steps with weight prediction have been compared with
+# synchronous training. See docs/benchmarks/compression.md.
 
 
 def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
@@ -24,6 +27,13 @@ def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
 def feeds_back(name: str) -> bool:
     """Returns whether commands use a codec with error feedback."""
     return _fed(name, codecs.named(name))
+
+
+def is_measured(config: timing.TrainConfig) -> bool:
+    """Returns whether the accuracy of training with this codec has been measured."""
+    if config.codec is None or (config.width == 1 and not config.sync_every):
+        return True
+    return not config.sync_every and config.codec in _WITH_PREDICTION
 
 
 def _fed(name: str, codec: codecs.Codec) -> bool:

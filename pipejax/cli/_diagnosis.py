@@ -8,7 +8,7 @@ from pipejax import timing
 from pipejax.overlap import Measurement
 
 from ._model import Model
-from ._rows import GAIN, chosen, exact
+from ._rows import about_accuracy, chosen, exact, gain, said
 from ._snippet import for_many, snippet
 
 SHORT = 1.05
@@ -69,8 +69,9 @@ class Advice(NamedTuple):
         shown = self.shown
         return "\n".join(
             [
-                *(f"{name:<14}{choice}" for name, choice in shown.items()),
-                GAIN,
+                *(f"{name:<14}{said(choice)}" for name, choice in shown.items()),
+                gain(),
+                *about_accuracy(shown.values()),
                 *for_many(shown["recommended"].config, self.replicas),
                 "",
                 snippet(shown["recommended"].config),

@@ -16,10 +16,11 @@ from . import _cluster
 from ._candidates import candidates, feeds_back
 from ._command import add_command, write_json
 from ._rows import (
-    GAIN,
+    about_accuracy,
     chosen,
     d_sync,
     exact,
+    gain,
     in_rounds,
     lines,
     number,
@@ -34,9 +35,9 @@ EXAMPLE = "pipejax plan cluster.json --parameters 300M --compute-ms 250"
 _DESCRIPTION = """\
 Predict the step time of a model on a cluster for widths 1 and 2, every algorithm,
 the codecs whose speed is known there, and several numbers of buckets. Print the
-fastest ways, how many times as fast as D-Sync they are, what their time comes from,
+fastest setups, how many times as fast as D-Sync they are, what their time comes from,
 how much pipelining can gain at most, and from which batch size on the exchange is
-hidden. Print the train step of the fastest way, or of --row, as Python.
+hidden. Print the train step of the fastest setup, or of --row, as Python.
 
 The cluster is a file that `pipejax calibrate --out` has written. Without a file,
 --hosts and --bandwidth describe it, and its other speeds are assumed."""
@@ -51,29 +52,35 @@ _OPTIONS = {
     "--sharded": "the devices of a host shard the model (FSDP); --compute-ms is then a"
     " step of one host alone, with the collectives inside it",
     "--shard-optimizer": "every device keeps its share of the optimizer (ZeRO-1): list"
-    " the ways that can, with the reduce-scatter beside the forward pass and the"
+    " the setups that can, with the reduce-scatter beside the forward pass and the"
     " all-gather beside the backward pass",
     "--local-steps": "every host trains alone, and hosts exchange parameters in rounds:"
     " list how long rounds must be; --compute-ms is then a step of one host alone",
-    "--top N": "number of rows to print; 10 by default; the row of D-Sync and the best"
-    " pipelined row that keeps all bits are always printed",
+    "--baseline {float32,bf16}": "what D-Sync sends in the run that gains are relative"
+    " to; float32 by default; bf16 if your gradients already travel in bfloat16",
+    "--top N": "number of rows to print; 10 by default; the row of D-Sync and that of"
+    " the best uncompressed pipeline are always printed",
     "--row N": "number of the row whose train step is printed; by default the first row"
     " in one bucket",
-    "--out FILE": "write all ways to this file as JSON",
+    "--out FILE": "write all setups to this file as JSON",
     "--plot PNG": "draw the efficiency on up to 4,096 hosts into this file",
 }
+
+
+_BYTES = {"float32": 4, "bf16": 2}
 
 
 def add(commands: Any) -> None:
     parser = add_command(
         commands,
         "plan",
-        summary="Rank the ways to train on a cluster by their predicted step time.",
+        summary="Rank the setups to train on a cluster by their predicted step time.",
         description=_DESCRIPTION,
         example=EXAMPLE,
         run=run,
         options=_cluster.OPTIONS | _OPTIONS,
         top=10,
+        baseline="float32",
     )
     parser.add_argument(
         "cluster",
@@ -102,7 +109,14 @@ def run(args: argparse.Namespace) -> int:
     with in_one_line(ValueError):
         known = candidates(cluster.codecs)
     with in_one_line(ValueError):
-        ranked = timing.plan(cluster, elements, compute, known, one_core=args.one_core)
+        ranked = timing.plan(
+            cluster,
+            elements,
+            compute,
+            known,
+            one_core=args.one_core,
+            baseline_bytes=_BYTES[args.baseline],
+        )
     if args.shard_optimizer:
         devices = cluster.hosts * cluster.devices
         ranked = timing.shard_optimizer(ranked, compute, devices)
@@ -113,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
     python = snippet(
         choice.config,
         inner=_inner_axis(args),
+        hosts=cluster.hosts,
         shard_optimizer=args.shard_optimizer,
     )
     parts = [
@@ -200,8 +215,9 @@ def _summary(
     piped = (each for each in (choice, plain) if each.config.width > 1)
     rows = [number(ranked, each) for each in (d_sync(ranked), plain, choice)]
     return [
-        f"{GAIN} Row {rows[0]} is D-Sync, and row {rows[1]} is the best pipelined way"
-        " that keeps all bits.",
+        f"{gain(args.baseline)} Row {rows[0]} is D-Sync in float32, and row"
+        f" {rows[1]} is the best uncompressed pipeline.",
+        *about_accuracy((*ranked[: args.top], choice)),
         f"With the exchange of row {rows[2]}, pipelining alone is at most"
         f" {most['synchronous']:.2f} times as fast as a synchronous step, and"
         f" {most['overlapped']:.2f} times as fast as one that overlaps its exchange"
@@ -218,7 +234,7 @@ def _rounds(choice: timing.RankedConfig, plain: timing.RankedConfig) -> list[str
     if not every:
         return []
     if plain.step <= choice.step:
-        return ["A pipeline hides all bits, without local steps and their cost."]
+        return ["A pipeline hides it uncompressed, without local steps and their cost."]
     hidden = f"beside {overlap} of these steps" if overlap else "and wait for it"
     return [
         f"Hosts train alone, and exchange all parameters once in {every} steps,"

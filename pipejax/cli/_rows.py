@@ -1,18 +1,42 @@
 """The rows of a ranking of ways to train: which to print, and which to recommend."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from pipejax import timing
 from pipejax.codecs import Codec
 
+from ._candidates import is_measured
 from ._usage import UsageError
 
-GAIN = (
-    "The gain is how many times as fast a way is as D-Sync, which sends all bits after"
-    " compute. In brackets, D-Sync sends them during the backward pass, as well as is"
-    " possible."
-)
-"""Explains the gains of a row."""
+NOT_MEASURED = "accuracy not measured"
+"""The last words of a row with a codec that nobody has trained with in this way."""
+
+
+def gain(baseline: str = "float32") -> str:
+    """Explains the gains of a row, over D-Sync with gradients of this dtype."""
+    return (
+        "The gain is how many times as fast a setup is as D-Sync, which exchanges"
+        f" {baseline} gradients after compute. In brackets, D-Sync exchanges them"
+        " during the backward pass, at best."
+    )
+
+
+def said(choice: timing.RankedConfig) -> str:
+    """Returns a row, with a note if its accuracy has not been measured."""
+    if is_measured(choice.config):
+        return str(choice)
+    return f"{choice}; {NOT_MEASURED}"
+
+
+def about_accuracy(choices: Iterable[timing.RankedConfig]) -> list[str]:
+    """Explains the note of `said`, if one of the choices has it."""
+    if all(is_measured(choice.config) for choice in choices):
+        return []
+    return [
+        f"{NOT_MEASURED[0].upper()}{NOT_MEASURED[1:]}: this codec has not been compared"
+        " with synchronous training in such a step. With weight prediction, int8 and"
+        " truncate have been. Compare a short run with one of width 1."
+    ]
 
 
 def chosen(
@@ -46,7 +70,7 @@ def exact(ranked: list[timing.RankedConfig]) -> timing.RankedConfig:
 
 
 def d_sync(ranked: list[timing.RankedConfig]) -> timing.RankedConfig:
-    """Returns the way that gains are relative to; see `GAIN`."""
+    """Returns D-Sync in float32, uncompressed; see `gain`."""
     waits = [
         choice
         for choice in synchronous(ranked)
@@ -87,5 +111,7 @@ def lines(
     """Returns the first rows as text with their numbers, and those of other choices."""
     shown = {*ranked[:top], *also}
     return [
-        f"{row:>3}  {choice}" for row, choice in enumerate(ranked, 1) if choice in shown
+        f"{row:>3}  {said(choice)}"
+        for row, choice in enumerate(ranked, 1)
+        if choice in shown
     ]

@@ -11,12 +11,14 @@ def snippet(
     config: timing.TrainConfig,
     *,
     inner: str | None = None,
+    hosts: int | None = None,
     shard_optimizer: bool = False,
 ) -> str:
     """Returns Python source that makes the train step of a way with one bucket.
 
     The source uses the names `loss_fn` and `tx`, which the program must define. `inner`
-    is the mesh axis of the devices of a group, which exchange as one.
+    is the mesh axis of the devices of a group, which exchange as one. `hosts` is the
+    number of hosts, which need not be that of processes.
     """
     axes = f'("host", "{inner or "device"}")' if inner or config.levels else None
     over = '"host"' if inner else axes
@@ -24,11 +26,13 @@ def snippet(
     if config.levels:
         all_reduce = f"pj.collectives.hierarchical(outer={all_reduce})"
     rounds = config.sync_every, config.overlap_steps
+    on = [f"axis_name={axes}"] if axes else []
+    on += [f"hosts={hosts}"] if axes and hosts else []
     lines = [
         f"# {config}, with your loss_fn and optimizer tx:",
         "import pipejax as pj",
         "",
-        f"mesh = pj.data_mesh({f'axis_name={axes}' if axes else ''})",
+        f"mesh = pj.data_mesh({', '.join(on)})",
         *([f"codec = {_codec(config.codec)}"] if config.codec else []),
         f"train = pj.make_{'local' if config.sync_every else 'train'}_step(",
         "    loss_fn,",

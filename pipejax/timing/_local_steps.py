@@ -44,7 +44,7 @@ def local_steps(
       >>> ranked = pj.timing.plan(cluster, 4_000_000, compute)
       >>> found = pj.timing.local_steps(ranked, compute)
       >>> print(found[0].config)
-      H = 77, V = 77, halving_doubling, all bits
+      H = 77, V = 77, halving_doubling, uncompressed
       >>> f"{found[0].ratio:.2f}, {ranked[0].ratio:.2f} without local steps"
       '1.00, 77.30 without local steps'
     """

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+from pipejax._internal.integers import is_integer
 from pipejax.codecs import Codec
 
 from ._cluster import Cluster
@@ -36,6 +37,7 @@ def plan(
     *,
     one_core: bool = False,
     leaves: Shapes | None = None,
+    baseline_bytes: int = FLOAT32,
 ) -> list[RankedConfig]:
     """Ranks every way to train by its step time, the shortest first.
 
@@ -62,6 +64,8 @@ def plan(
         model, as on a CPU. They then count as compute at widths above 1.
       leaves: The shapes of the gradient's leaves, on which the payload of `power_sgd`
         depends. `None` assumes those of `pj.timing.square_leaves`.
+      baseline_bytes: The bytes of an element in D-Sync, to which gains are relative.
+        2 stands for a run whose gradients travel in bfloat16.
 
     Returns:
       All ways with their step times, and their gains over D-Sync
@@ -69,8 +73,8 @@ def plan(
 
     Raises:
       ValueError: If a codec has no speed in `cluster.codecs`, `leaves` do not have
-        `elements` elements in all, a width or a number of buckets is below 1, or a time
-        is not finite.
+        `elements` elements in all, a width or a number of buckets is below 1,
+        `baseline_bytes` is not a whole number from 1 to 4, or a time is not finite.
 
     Examples:
       A gradient of 16 MB on four hosts, with links of 1 Gbit/s and 0.25 s of compute:
@@ -79,7 +83,7 @@ def plan(
       >>> cluster = pj.timing.Cluster(4, pj.timing.Link(50e-6, 125e6))
       >>> choices = pj.timing.plan(cluster, 4_000_000, pj.timing.Compute.of(0.25))
       >>> print(choices[0].config)
-      width 2, halving_doubling, all bits
+      width 2, halving_doubling, uncompressed
       >>> f"{choices[0].step:.3f} s"
       '0.250 s'
     """
@@ -93,7 +97,12 @@ def plan(
         for count in (buckets if width == 1 else (1,))
         if count == 1 or codec is None or not codec.needs_leaves
     ]
-    exact = _exact(cluster, elements)
+    if not is_integer(baseline_bytes, 1) or baseline_bytes > FLOAT32:
+        raise ValueError(
+            "`baseline_bytes` must be a whole number from 1 to 4, got"
+            f" {baseline_bytes!r}. 4 stands for float32, and 2 for bfloat16."
+        )
+    exact = _exact(cluster, -(-elements * baseline_bytes // FLOAT32))
     d_sync = synchronous_step_time(compute, exact)
     beside = overlapped_step_time(compute, exact)
     found = []

@@ -79,7 +79,7 @@ class TrainConfig(NamedTuple):
             if self.sync_every
             else f"width {self.width}",
             f"hierarchical, {self.algorithm}" if self.levels else self.algorithm,
-            self.codec or "all bits",
+            self.codec or "uncompressed",
             *([f"{self.buckets} buckets"] if self.buckets > 1 else []),
         ]
         return ", ".join(parts)
@@ -93,8 +93,9 @@ class RankedConfig(NamedTuple):
       exchange: How long the exchange of one bucket takes.
       step: The step time in seconds.
       compute: Seconds that the device computes in a step: `Compute.total`.
-      d_sync: Seconds of a step of D-Sync that sends all bits, with the fastest exchange
-        without a codec: `pj.timing.synchronous_step_time`.
+      d_sync: Seconds of a step of D-Sync with the fastest exchange without a codec:
+        `pj.timing.synchronous_step_time`. `plan(..., baseline_bytes=2)` halves its
+        bytes.
       overlapped: Seconds of the same step if it overlaps the exchange with the backward
         pass, at best: `pj.timing.overlapped_step_time`.
     """
@@ -113,7 +114,7 @@ class RankedConfig(NamedTuple):
 
     @property
     def gains(self) -> dict[str, float]:
-        """How many times as fast the step is as D-Sync that sends all bits.
+        """How many times as fast the step is as uncompressed D-Sync.
 
         The keys are those of `pj.timing.ceilings`, which has what pipelining alone can
         gain, without the algorithm and the codec.
@@ -145,7 +146,7 @@ class RankedConfig(NamedTuple):
             longer = self.step - self.compute
             more = f" that is {_ms(longer)} longer" if longer else ""
             spare = 1 - exchange / self.step if self.step else 0.0
-            return f"hidden behind compute{more}, {spare:.0%} of it to spare"
+            return f"hidden behind compute{more}, {spare:.0%} slack"
         return f"hides {_ms(self.compute)} of an exchange of {_ms(exchange)}: {largest}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,7 +162,7 @@ class RankedConfig(NamedTuple):
     def __str__(self) -> str:
         gains = self.gains
         return (
-            f"{self.config!s:<58}{_ms(self.step):>12}  {self.ratio:5.2f} x compute "
+            f"{self.config!s:<64}{_ms(self.step):>12}  {self.ratio:5.2f} x compute "
             f" gain {gains['synchronous']:.2f} ({gains['overlapped']:.2f}) "
             f" {self.reason}"
         )

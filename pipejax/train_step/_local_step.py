@@ -33,12 +33,9 @@ class LocalTrainStep:
 
     The methods are pure: everything that changes is in the `LocalState` that they take
     and return.
-
-    Attributes:
-      rounds: The executor, with all settings.
     """
 
-    rounds: Rounds
+    rounds: Rounds  # the executor, with all settings
     # "shared" once processes have compared what their losses share.
     _checked: set[Any] = dataclasses.field(default_factory=set)
 

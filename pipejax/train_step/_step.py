@@ -76,21 +76,18 @@ class TrainStep:
     A run may begin with other steps: synchronous ones in a warm-up, or ones with
     another all-reduce. A state counts its calls if there are such phases.
 
-    Attributes:
-      config: What each device does, the mesh, the width, and the all-reduce that the
-        run ends with.
-      executor_name: The argument `executor` of `make_train_step`.
-      earlier: The configuration of each phase before the last. A phase of width 1
-        leaves the pipeline empty.
-      boundaries: For each of them the number of calls with which the next one begins.
-
     References:
       Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
 
+    # What each device does, the mesh, the width, and the last all-reduce of a run.
     config: StepConfig
+    # The argument `executor` of `make_train_step`.
     executor_name: str
+    # The configuration of each phase before the last. A phase of width 1 leaves the
+    # pipeline empty.
     earlier: tuple[StepConfig, ...] = ()
+    # For each of them the number of calls with which the next one begins.
     boundaries: tuple[int, ...] = ()
     # What need not be checked again: forms of parameters and optimizer states that fit
     # the optimizer, and "shared" once processes have compared what their losses share.

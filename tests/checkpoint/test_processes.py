@@ -24,6 +24,10 @@ def test_state_and_extras_are_restored_on_all_processes(group, tmp_path):
     assert found == [{"extras": {"position": 1}, "calls": 3}] * 2
 
 
+def test_each_process_restores_its_own_part_of_the_extras(group, tmp_path):
+    assert group.ask("extras_of_each", tmp_path) == [[1, 0, "00"], [1, 1, "0001"]]
+
+
 def test_all_processes_fall_back_to_the_same_step(group, tmp_path):
     """One process cannot read step 2, and the folder is the same for both."""
     assert group.ask("restored_from_damage", tmp_path) == [1, 1]

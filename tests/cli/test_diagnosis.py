@@ -7,7 +7,7 @@ import pytest
 from pipejax import timing
 from pipejax.cli._diagnosis import Advice, Diagnosis, Overlap
 from pipejax.cli._model import Model
-from pipejax.cli._rows import GAIN
+from pipejax.cli._rows import gain
 from pipejax.overlap import Measurement
 
 from .helpers import CLUSTER
@@ -48,7 +48,7 @@ def test_advice_recommends_the_best_way_in_one_bucket():
     assert all(x.config.codec is None for x in shown.values())
     *rows, about = str(advice()).split("\n\n")[0].splitlines()
     assert rows == [f"{name:<14}{choice}" for name, choice in shown.items()]
-    assert about == GAIN
+    assert about == gain()
 
 
 def test_advice_names_the_gradients_to_delay():

@@ -12,6 +12,8 @@ import pipejax as pj
 from pipejax.cli import main
 from pipejax.cli._main import _COMMANDS
 
+from ..command import run
+
 
 def test_version_flag_prints_versions_of_pipejax_and_jax(capsys):
     with pytest.raises(SystemExit) as ended:
@@ -19,6 +21,14 @@ def test_version_flag_prints_versions_of_pipejax_and_jax(capsys):
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert said == f"pipejax {pj.__version__}, JAX {jax.__version__}\n"
+
+
+def test_package_and_cli_run_as_modules(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    said = capsys.readouterr().out
+    for module in ("pipejax", "pipejax.cli"):
+        assert run(sys.executable, "-m", module, "--version") == said
 
 
 @pytest.mark.parametrize("command", _COMMANDS)

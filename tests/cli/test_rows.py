@@ -36,7 +36,7 @@ def test_default_row_is_the_best_with_a_train_step():
         (
             1,
             "`--row` must be a way in one bucket, because pj.make_train_step has no"
-            " buckets; got 1, width 1, psum, all bits, 4 buckets. Write this step",
+            " buckets; got 1, width 1, psum, uncompressed, 4 buckets. Write this step",
         ),
     ],
 )

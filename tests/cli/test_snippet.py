@@ -14,7 +14,7 @@ from .helpers import GIVEN, plan
 
 def test_snippet_without_a_codec_equals_text_by_hand():
     assert snippet(TrainConfig(1, "tree")) == (
-        "# width 1, tree, all bits, with your loss_fn and optimizer tx:\n"
+        "# width 1, tree, uncompressed, with your loss_fn and optimizer tx:\n"
         "import pipejax as pj\n"
         "\n"
         "mesh = pj.data_mesh()\n"
@@ -45,6 +45,15 @@ def test_snippet_with_hosts_and_feedback_equals_text_by_hand():
         "outer=pj.collectives.ring(codec)),\n"
         ")"
     )
+
+
+def test_snippet_names_the_hosts_of_a_mesh_of_two_axes():
+    """Several processes may share a host, which `pj.data_mesh` cannot know."""
+    levels = snippet(TrainConfig(2, "ring", levels=True), hosts=4)
+    assert 'pj.data_mesh(axis_name=("host", "device"), hosts=4)' in levels
+    sharded = snippet(TrainConfig(2, "ring"), inner="fsdp", hosts=4)
+    assert 'pj.data_mesh(axis_name=("host", "fsdp"), hosts=4)' in sharded
+    assert "pj.data_mesh()" in snippet(TrainConfig(2, "ring"), hosts=4)
 
 
 def test_snippet_of_local_steps_equals_text_by_hand():

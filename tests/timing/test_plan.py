@@ -36,7 +36,7 @@ def test_wire_bound_plan_uses_a_codec():
     choice = best(0.12)
     assert (choice.config.width, choice.config.codec) == (2, "int8")
     assert choice.step == 0.12
-    assert "to spare" in choice.reason
+    assert "slack" in choice.reason
 
 
 def test_plan_reports_exposed_time_of_a_compressed_exchange():
@@ -208,6 +208,23 @@ def test_codec_with_fewest_dropped_bits_wins_at_equal_speed():
 def test_codec_of_unknown_speed_is_refused():
     with pytest.raises(ValueError, match="`codec` must be one of the cluster's codecs"):
         timing.plan(CLUSTER, N, Compute.of(0.1), {"sign": codecs.sign()})
+
+
+def test_baseline_in_bfloat16_sends_half_of_the_bytes():
+    """Gains are those over D-Sync of half as many elements; step times stay."""
+    whole, half = (
+        timing.plan(CLUSTER, n, Compute.of(0.12), CODECS) for n in (N, N // 2)
+    )
+    found = timing.plan(CLUSTER, N, Compute.of(0.12), CODECS, baseline_bytes=2)
+    assert [x.step for x in found] == [x.step for x in whole]
+    assert found[0].d_sync == half[0].d_sync < whole[0].d_sync
+    assert found[0].overlapped == half[0].overlapped
+
+
+@pytest.mark.parametrize("value", [0, 5, 2.0, "bf16"])
+def test_baseline_of_impossible_size_is_refused(value):
+    with pytest.raises(ValueError, match=r"^`baseline_bytes` must be a whole number"):
+        timing.plan(CLUSTER, N, Compute.of(0.12), baseline_bytes=value)
 
 
 @pytest.mark.parametrize(

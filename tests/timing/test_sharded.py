@@ -42,7 +42,7 @@ def test_simulation_of_sharded_devices_agrees_with_the_plan():
     (way,) = (
         x
         for x in plan(cluster, 10_000_000, Compute.of(0.1))
-        if str(x.config) == "width 2, ring, all bits"
+        if str(x.config) == "width 2, ring, uncompressed"
     )
     work = Workload(0.1, 10_000_000, "ring")
     simulated = simulate(cluster, work, width=2).step_time

@@ -23,14 +23,17 @@ def exchange(wire=0.0, codec=0.0):
 @pytest.mark.parametrize(
     ("way", "says"),
     [
-        (TrainConfig(1, "psum"), "width 1, psum, all bits"),
+        (TrainConfig(1, "psum"), "width 1, psum, uncompressed"),
         (TrainConfig(2, "ring", "int8"), "width 2, ring, int8"),
-        (TrainConfig(2, "tree", levels=True), "width 2, hierarchical, tree, all bits"),
-        (TrainConfig(1, "ring", buckets=4), "width 1, ring, all bits, 4 buckets"),
-        (TrainConfig(1, "ring", sync_every=8), "H = 8, at once, ring, all bits"),
+        (
+            TrainConfig(2, "tree", levels=True),
+            "width 2, hierarchical, tree, uncompressed",
+        ),
+        (TrainConfig(1, "ring", buckets=4), "width 1, ring, uncompressed, 4 buckets"),
+        (TrainConfig(1, "ring", sync_every=8), "H = 8, at once, ring, uncompressed"),
         (
             TrainConfig(1, "ring", sync_every=8, overlap_steps=4),
-            "H = 8, V = 4, ring, all bits",
+            "H = 8, V = 4, ring, uncompressed",
         ),
     ],
 )
@@ -99,7 +102,7 @@ def test_step_time_of_a_way_equals_numbers_by_hand(way, one_core, seconds):
             TrainConfig(2, "psum"),
             0.125,
             0.5,
-            "hidden behind compute, 75% of it to spare",
+            "hidden behind compute, 75% slack",
         ),
         (
             TrainConfig(2, "psum"),
@@ -112,7 +115,7 @@ def test_step_time_of_a_way_equals_numbers_by_hand(way, one_core, seconds):
             TrainConfig(2, "psum"),
             0.5625,
             0.75,
-            "hidden behind compute that is 250.0 ms longer, 25% of it to spare",
+            "hidden behind compute that is 250.0 ms longer, 25% slack",
         ),
     ],
 )
@@ -124,7 +127,7 @@ def test_reason_of_a_choice_tells_where_time_goes(way, wire, step, says):
     assert choice.ratio == step / 0.5
     assert choice.gains == {"synchronous": 1.5 / step, "overlapped": 1.25 / step}
     assert (
-        str(choice) == f"{way!s:<58}{1e3 * step:9.1f} ms  {2 * step:5.2f} x compute "
+        str(choice) == f"{way!s:<64}{1e3 * step:9.1f} ms  {2 * step:5.2f} x compute "
         f" gain {1.5 / step:.2f} ({1.25 / step:.2f}) "
         f" {says}"
     )
@@ -134,5 +137,5 @@ def test_ratio_without_compute_is_infinite():
     way = TrainConfig(2, "psum")
     assert RankedConfig(way, exchange(1.0), 1.0, 0.0, 1.0, 1.0).ratio == float("inf")
     nothing = RankedConfig(way, exchange(), 0.0, 0.0, 0.0, 0.0)
-    assert nothing.reason.startswith("hidden behind compute, 0% of it")
+    assert nothing.reason.startswith("hidden behind compute, 0% slack")
     assert nothing.gains == {"synchronous": float("inf"), "overlapped": float("inf")}

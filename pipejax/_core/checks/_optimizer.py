@@ -26,7 +26,7 @@ _CANNOT_BE_GIVEN: dict[type, str] = {
     optax.LookaheadState: (
         "optax.lookahead, whose parameters are pairs of fast and slow ones but whose"
         " gradients are of the fast ones alone; got one in its state. Keep a slow copy"
-        " beside the train step, for example with optax.ema."
+        " beside the train step, with optax.incremental_update (docs/recipes.md)."
     ),
     optax.contrib.DifferentiallyPrivateAggregateState: (
         "optax.contrib.differentially_private_aggregate, which needs the gradient of"

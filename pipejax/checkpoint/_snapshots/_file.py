@@ -34,6 +34,7 @@ class Header(NamedTuple):
       processes: The number of processes of the job.
       meta: What `save` writes about a state.
       extras: The extras that `snapshot` was given.
+      own: The values in the extras of this process alone.
       rest: The process whose part has the blocks that a copy leaves out; -1 in a part.
       checksums: The CRC-32 of each block.
       offsets: Where each block begins.
@@ -45,6 +46,7 @@ class Header(NamedTuple):
     processes: int
     meta: dict[str, Any]
     extras: dict[str, Any]
+    own: list[Any]
     rest: int
     offsets: dict[Block, int]
     checksums: dict[Block, int]

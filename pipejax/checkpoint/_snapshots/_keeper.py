@@ -36,6 +36,7 @@ class Taken(NamedTuple):
     step: int
     meta: dict[str, Any]
     extras: dict[str, Any]
+    own: list[Any]  # the values in `extras` of this process alone
     arrays: dict[str, jax.Array]
 
 
@@ -205,6 +206,7 @@ class Keeper:
             processes=self.processes,
             meta=taken.meta,
             extras=taken.extras,
+            own=taken.own,
             rest=-1,
             offsets=offsets,
             checksums={},

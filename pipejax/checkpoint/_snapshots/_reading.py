@@ -7,6 +7,7 @@ from typing import TypeVar
 import jax
 from etils import epath
 
+from .._extras import filled
 from .._gather import gathered
 from .._leaves import empty
 from .._read import Choose, Saved, written
@@ -63,7 +64,8 @@ def _read(keeper: Keeper, choose: Choose, own: list[Source]) -> Saved | set[Sour
         return set()
     arrays = _blocks.assembled(solid, read)
     every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
-    return Saved(jax.block_until_ready(every), header.extras, header.meta, wanted)
+    extras = filled(header.extras, header.own)
+    return Saved(jax.block_until_ready(every), extras, header.meta, wanted)
 
 
 def _everywhere(action: Callable[[], T], own: list[Source]) -> T | set[Source]:

@@ -16,7 +16,7 @@ def header(step=3, rank=0, *, attempt=1, processes=1, rest=-1, extras=None):
     """Returns a header without blocks."""
     meta = {"digest": "d"}
     return _file.Header(
-        *(attempt, step, rank, processes, meta, extras or {}, rest), {}, {}
+        *(attempt, step, rank, processes, meta, extras or {}, [], rest), {}, {}
     )
 
 

@@ -220,6 +220,20 @@ def saved_and_restored(folder):
     return {"extras": restored.extras, "calls": int(again.calls)}
 
 
+def extras_of_each(folder):
+    """Returns what each process restores of its own bytes, of other lengths."""
+    rank, train = jax.process_index(), fed_back(jax.device_count())
+    state = train.init(init_params())
+    train.join()
+    own = {"shard": rank, "at": bytes(range(rank + 1))}
+    with checkpoint.manager(folder) as manager:
+        extras = {"calls": 1, "data": [checkpoint.PerProcess(own)]}
+        checkpoint.save(manager, state, extras)
+        restored = checkpoint.restore(manager, train, state).extras
+    found = restored["data"][0].value
+    return [restored["calls"], found["shard"], found["at"].hex()]
+
+
 def restored_beside_a_deletion(folder):
     """Returns the step that is restored if step 2 is deleted while it is read."""
     from pipejax.checkpoint import _read
@@ -523,6 +537,7 @@ TASKS = {
     "opened": opened,
     "refused": refused,
     "restored_from_damage": restored_from_damage,
+    "extras_of_each": extras_of_each,
     "restored_beside_a_deletion": restored_beside_a_deletion,
     "overlapping": overlapping,
     "inside": inside,
