@@ -36,12 +36,14 @@ def trained(folder, until):
         if manager.latest_step() is not None:
             restored = checkpoint.restore(manager, train, state)
             state, first = restored.state, restored.extras["step"]
+            assert restored.extras["rank"].value == rank
         for number in range(first, int(until)):
             batch = batches(number + 1)[number]
             mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
             state, _ = train.step(state, train.batch(mine))
             settled(manager)
-            checkpoint.snapshot(manager, state, {"step": number + 1})
+            extras = {"step": number + 1, "rank": checkpoint.PerProcess(rank)}
+            checkpoint.snapshot(manager, state, extras)
     leaves = [
         np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves(state.params)
     ]
