@@ -7,7 +7,7 @@ outside of the comments stays as it is.
 Command: python -m experiments.tables; with --check, to write nothing and to fail if a
 document differs
 Time: about 10 seconds.
-Result: the tables of README.md and of docs/*.md
+Result: the tables of README.md and of all pages in docs/
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ def main(config: Config) -> int:
       The exit code, which is 1 if a check has found a difference.
     """
     jax.config.update("jax_platforms", "cpu")
-    paths = [config.root / "README.md", *sorted(config.root.glob("docs/*.md"))]
+    paths = [config.root / "README.md", *sorted(config.root.glob("docs/**/*.md"))]
     updated = {path: _documents.with_tables(path.read_text()) for path in paths}
     for path, (text, changed) in updated.items():
         for name in changed:

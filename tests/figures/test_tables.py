@@ -13,7 +13,7 @@ def test_documents_have_the_tables_of_the_result_files(capsys):
 
 
 def test_every_table_is_in_a_document():
-    paths = [tables.ROOT / "README.md", *(tables.ROOT / "docs").glob("*.md")]
+    paths = [tables.ROOT / "README.md", *(tables.ROOT / "docs").rglob("*.md")]
     text = "".join(path.read_text() for path in paths)
     assert [name for name in TABLES if f"<!-- table: {name} -->" not in text] == []
 
