@@ -96,7 +96,7 @@ def included(app, path, docname, source):
         source[0] = source[0].replace(f"]({name})", f"]({page})")
     source[0] = source[0].replace("](docs/", "](")
     source[0] = re.sub(
-        r"\]\((?=experiments/|tests/|pipejax/|Makefile)",
+        r"\]\((?=experiments/|tests/|pipejax/|Makefile|CITATION)",
         f"]({REPOSITORY}/blob/main/",
         source[0],
     )

@@ -1,4 +1,4 @@
-"""Data-parallel training in JAX whose communication costs nothing.
+"""Hides the gradient exchange of data-parallel JAX training behind compute.
 
 `make_train_step` makes a step in which the gradient all-reduce of the previous step
 runs while this step computes. `pipelined` and `predicted_params` do the same in a

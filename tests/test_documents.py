@@ -186,7 +186,7 @@ def test_shell_commands_of_documents_are_in_the_makefile():
 
 
 def test_relative_links_of_documents_lead_to_files():
-    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
             if not link.startswith("http"):
                 assert (path.parent / link).exists(), f"{path.name}: {link}"

@@ -6,7 +6,7 @@ sequences of 64 characters, 2,000 steps, no dropout, AdamW. The bar at K=1 is 1.
 two standard errors, as a mean over three seeds and over the whole validation split;
 nanoGPT's figure is an estimate from 20 batches. The bar at K=2 on four hosts is 0.01
 nats more than at K=1, paired by seed, for AdamW and for Muon. Muon meets it; AdamW
-misses both bars (docs/sharded.md).
+misses both bars (docs/benchmarks/accuracy_sharded.md).
 
 The learning rate rises for 100 steps to 1e-3 and falls as a cosine to 1e-4. AdamW has
 b2 = 0.99 and decays matrices by 0.1. Muon takes the matrices of the layers at a rate of

@@ -17,7 +17,6 @@ from experiments import (
     prediction,
     scaling,
     speedup,
-    time_to_accuracy,
     wire,
 )
 from experiments.clients import _table as clients
@@ -35,7 +34,7 @@ from experiments.sharded import cluster as sharded_cluster
 from experiments.sharded import compiled, nanogpt
 from experiments.sharded_optimizer import accuracy
 
-from . import _faults, _gpu, _overlap, _paper, _speed, _stability
+from . import _faults, _gpu, _overlap, _paper, _results, _sharded, _speed, _stability
 
 Table = list[list[str]]  # rows of cells; the first row holds the titles
 
@@ -105,21 +104,25 @@ TABLES: dict[str, Callable[[], Table]] = {
     "replicas.cluster": _of(speedup.table_rows, "replicas_cluster", "cells"),
     "profile.phases": _of(allreduce_profile.phases, "allreduce_profile", "cells"),
     "profile.whole": _of(allreduce_profile.whole, "allreduce_profile", "cells"),
+    "results": _results.table,
     "scaling": _of(scaling.table, "scaling", "cells"),
     "sharded.cluster": _of(sharded_cluster.rows, "sharded_cluster", "cells", "rate"),
     "sharded.compiled": _of(compiled.rows, "sharded_compiled", "cells"),
+    "sharded.hidden": _sharded.hidden,
     "sharded.nanogpt": _of(nanogpt.rows, "sharded_nanogpt", "cells"),
     "sharded_optimizer.accuracy": _accuracy,
     "sharded_optimizer.cluster": _of(
         speedup.table_rows, "sharded_optimizer_cluster", "cells"
     ),
     "sharded_optimizer.memory": _of(memory.rows, "memory", "cells"),
-    "speedup.gains": _speed.gains,
+    "sharded_optimizer.short": _sharded.memory,
+    "speedup.headline": _speed.headline,
     "speedup.limits": _speed.limits,
     "speedup.measured": _speed.measured,
+    "speedup.methods": _speed.methods,
     "speedup.steps": _speed.steps,
     "stability": _stability.table,
-    "time_to_accuracy.cifar10": _of(time_to_accuracy.rows, "time_to_accuracy_cifar10"),
-    "time_to_accuracy.mnist": _of(time_to_accuracy.rows, "time_to_accuracy_mnist"),
+    "time_to_accuracy.cifar10": lambda: _speed.race("CIFAR-10"),
+    "time_to_accuracy.mnist": lambda: _speed.race("MNIST"),
     "wire": _of(wire.table, "wire", "rows"),
 }

@@ -35,7 +35,9 @@ def steps() -> list[list[str]]:
 
 def codecs() -> list[list[str]]:
     """Returns the table of the speeds of codecs, relative to a copy."""
+    speed = found("codecs")["copy"]["gigabytes_per_second"]
     table = [["codec", "encoding, of the copy's speed", "decoding"]]
+    table.append([f"copy, the limit: {speed:,.0f} GB/s", "1.00", "1.00"])
     for name in codec_speed.CODECS:
         ways = (found("codecs")[f"{name}, {way}"] for way in ("encode", "decode"))
         table.append([name, *(f"{way['of_the_copy']:.2f}" for way in ways)])

@@ -1,14 +1,26 @@
 """Makes the tables of step times."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from experiments import report
+from experiments import report, time_to_accuracy
 from experiments.report import result
 
 _CELL = "model, batch a host, links"
 _OURS = ("Pipe-SGD", "Pipe-SGD, int8", "Pipe-SGD, PowerSGD")
+_WORDS = {"wide_mlp": "wide MLP", "mlp": "MLP", "cnn": "CNN", "resnet18": "ResNet-18"}
+_USUAL = {("wide_mlp", 512), ("mlp", 256), ("cnn", 32), ("resnet18", 4)}
+_COMPUTE = {
+    "compute": "compute alone, JAX",
+    "DDP compute": "compute alone, PyTorch",
+}
+_HEADLINE = (
+    *_COMPUTE,
+    *("D-Sync", "D-Sync, int8", "DDP", "DDP, fp16", "DDP, PowerSGD"),
+    *_OURS,
+)
+_RACES = {"MNIST": "time_to_accuracy_mnist", "CIFAR-10": "time_to_accuracy_cifar10"}
 
 
 def cells() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -36,22 +48,94 @@ def fastest(rows: dict[str, Any]) -> tuple[str, str]:
     return best("DDP, "), best("Pipe-SGD")
 
 
-def gains() -> list[list[str]]:
-    """Returns the table of steps over the compute of their framework."""
-    names = ["D-Sync", "PyTorch DDP", "DDP, fastest hook"]
-    table = [[_CELL, *names, "Pipe-SGD", "Pipe-SGD, fastest codec"]]
-    for name, rows in cells():
-        shown = _shown(rows, lambda row: f"{row['ratio_to_compute']:.2f}")
-        table.append([name, *shown[1:]])
-    return table
+def methods() -> list[list[str]]:
+    """Returns the table of all methods: ms per step, and the cost in accuracy."""
+    found = result("speedup")["cells"]
+    names = [name for name in found[0]["rows"] if name not in _COMPUTE]
+    return _methods(found, [*_COMPUTE, *names])
+
+
+def headline() -> list[list[str]]:
+    """Returns the same table for three models, and for methods without a server."""
+    found = {title(cell): cell for cell in result("speedup")["cells"]}
+    shown = ("wide_mlp, 512, 500mbit", "cnn, 32, 100mbit", "resnet18, 4, 500mbit")
+    return _methods([found[name] for name in shown], _HEADLINE)
+
+
+def _methods(found: list[dict[str, Any]], names: Iterable[str]) -> list[list[str]]:
+    """Returns a row for each method, the fastest in the first cell first."""
+    titles = [f"{_WORDS[x['problem']['model']]}, {_rate(x)}, ms" for x in found]
+    changes = [f"{name}, points" for name in _RACES]
+    rows = [
+        [
+            _COMPUTE.get(name, name),
+            *(_ms(cell["rows"][name]["step"]) for cell in found),
+            *("" if name in _COMPUTE else change(race, name) for race in _RACES),
+        ]
+        for name in sorted(names, key=lambda name: found[0]["rows"][name]["step"])
+    ]
+    return [["method", *titles, *changes], *rows]
+
+
+def _rate(cell: dict[str, Any]) -> str:
+    """Returns the batch, if there are several cells of a model, and the rate."""
+    number, unit = cell["rate"][:-4], cell["rate"][-4].upper()
+    batch = cell["problem"]["batch_size"]
+    shown = "" if (cell["problem"]["model"], batch) in _USUAL else f"batch {batch:,}, "
+    return f"{shown}{number} {unit}bit/s"
+
+
+def change(race: str, method: str) -> str:
+    """Returns the change of final test accuracy from D-Sync in points.
+
+    Runs with the same seed are compared: the mean, and its standard error.
+    """
+    runs = result(_RACES[race])["runs"].values()
+    ends = [
+        [100 * run[name]["accuracy"][-1] for name in (method, "D-Sync")]
+        for run in runs
+        if "accuracy" in run.get(method, {})
+    ]
+    if not ends:
+        return "not measured"
+    if method == "D-Sync":
+        return "0"
+    changes = [own - twin for own, twin in ends]
+    error = statistics.stdev(changes) / len(changes) ** 0.5
+    return f"{statistics.mean(changes):+.2f} ± {error:.2f}"
+
+
+def race(name: str) -> list[list[str]]:
+    """Returns the table of a race, with times over those of D-Sync and of DDP."""
+    titles, *rows = time_to_accuracy.rows(result(_RACES[name]))
+    seconds = {
+        row[0]: statistics.mean(run[row[0]]["seconds"][-1] for run in _runs(name))
+        for row in rows
+    }
+    others = ("D-Sync", "DDP")
+    more = ["points from D-Sync", *(f"time over {other}'s" for other in others)]
+    return [
+        ["method", *titles[1:], *more],
+        *(
+            [
+                *row,
+                change(name, row[0]),
+                *(f"{seconds[row[0]] / seconds[other]:.2f}" for other in others),
+            ]
+            for row in rows
+        ),
+    ]
+
+
+def _runs(name: str) -> list[dict[str, Any]]:
+    return list(result(_RACES[name])["runs"].values())
 
 
 def steps() -> list[list[str]]:
-    """Returns the table of milliseconds a step, and of the best ratios."""
-    names = ["PS-Sync", "D-Sync", "DDP", "DDP, fastest hook"]
-    ours = ["Pipe-SGD", "Pipe-SGD, fastest codec"]
+    """Returns the table of the fastest steps, and of ratios to other methods."""
+    times = ["compute", "DDP compute", "wire", "DDP, fastest hook"]
     ratios = ["times as fast as PS-Sync", "as D-Sync", "as DDP, fastest hook"]
-    table = [[_CELL, "compute", "DDP compute", "wire", *names, *ours, *ratios]]
+    table = [[_CELL, *times, "Pipe-SGD, fastest codec", *ratios]]
     for name, rows in cells():
         hook, best = fastest(rows)
         own = [rows[x]["step"] for x in ("compute", "DDP compute")]
@@ -59,7 +143,10 @@ def steps() -> list[list[str]]:
             [
                 name,
                 *(_ms(x) for x in (*own, rows["D-Sync"]["wire"])),
-                *_shown(rows, lambda row: _ms(row["step"])),
+                *(
+                    f"{_ms(rows[x]['step'])} ({x.rpartition(', ')[2]})"
+                    for x in (hook, best)
+                ),
                 *(
                     report.spread(rows[best]["faster_than"][other])
                     for other in ("PS-Sync", "D-Sync", hook)
@@ -67,17 +154,6 @@ def steps() -> list[list[str]]:
             ]
         )
     return table
-
-
-def _shown(rows: dict[str, Any], show: Callable[[Any], str]) -> list[str]:
-    """Returns a cell for each compared method; a hook or a codec stands in brackets."""
-    hook, ours = fastest(rows)
-    return [
-        *(show(rows[name]) for name in ("PS-Sync", "D-Sync", "DDP")),
-        f"{show(rows[hook])} ({hook.rpartition(', ')[2]})",
-        show(rows["Pipe-SGD"]),
-        f"{show(rows[ours])} ({ours.rpartition(', ')[2]})",
-    ]
 
 
 def limits() -> list[list[str]]:
@@ -101,11 +177,13 @@ def limits() -> list[list[str]]:
 
 def measured() -> list[list[str]]:
     """Returns the table of steps over the longer of their measured parts."""
-    table = [[_CELL, *_OURS]]
+    table = [[_CELL, *_OURS, "exchange of Pipe-SGD alone / wire"]]
     for cell in result("speedup")["cells"]:
-        if found := cell["measured"].values():
-            ratios = (statistics.quantiles(x["ratio"], n=4) for x in found)
-            table.append([title(cell), *map(report.spread, ratios)])
+        if found := cell["measured"]:
+            ratios = (statistics.quantiles(x["ratio"], n=4) for x in found.values())
+            exchange = statistics.median(found["Pipe-SGD"]["communication"])
+            over_wire = f"{exchange / cell['rows']['Pipe-SGD']['wire']:.2f}"
+            table.append([title(cell), *map(report.spread, ratios), over_wire])
     return table
 
 

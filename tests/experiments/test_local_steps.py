@@ -50,7 +50,7 @@ def test_command_in_the_documents_has_its_result():
     config = tyro.cli(cluster.Config, args=flags.split())
     cells = [(cell["rate"], cell["sync_every"]) for cell in found["cells"]]
     assert cells == [*itertools.product(config.rates, config.sync_every)]
-    page = pathlib.Path(cluster.__file__).parents[2] / "docs" / "local_steps.md"
+    page = pathlib.Path(cluster.__file__).parents[2] / "docs/benchmarks/speed.md"
     assert f"`{found['command']}`" in page.read_text()
 
 
@@ -128,7 +128,7 @@ def test_steps_compiled_for_two_hosts_hide_both_collectives(tmp_path, monkeypatc
 
 def test_compiled_result_has_every_program_of_a_clean_commit():
     found = result("local_steps_compiled")
-    page = pathlib.Path(cluster.__file__).parents[2] / "docs" / "local_steps.md"
+    page = pathlib.Path(cluster.__file__).parents[2] / "docs/benchmarks/schedules.md"
     assert f"`{found['command']}`" in page.read_text()
     cells = found["cells"]
     names = [(cell["model"], cell["step"]) for cell in cells]

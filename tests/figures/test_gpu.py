@@ -1,19 +1,9 @@
 """Tests the results on a GPU, and what the documents say about them."""
 
-import statistics
-
 import pipejax as pj
-from experiments.tables import TABLES, _gpu
+from experiments.tables import _gpu
 
-from .quoted import column, least_and_most, quoted_in
-
-
-@quoted_in("docs/speed.md")
-def test_step_times_are_quoted():
-    ratios = [column("gpu.steps", name, "transformer") for name in _gpu.STEPS[:3]]
-    yield f"costs at most {100 * (max(map(max, ratios)) - 1):.0f} %"
-    (checked,) = column("gpu.steps", "the check alone", "resnet18")
-    yield f"differ by {checked:.2f}"
+from .quoted import least_and_most, quoted_in
 
 
 def test_documents_claim_bits_of_gpu_result():
@@ -22,22 +12,6 @@ def test_documents_claim_bits_of_gpu_result():
     assert all(comparison["same_bits"] for comparison in compared)
     others = {n for n, row in exact["codecs"].items() if not row["same_message"]}
     assert {name.split(",")[0] for name in others} == {"int8", "sign"}
-
-
-@quoted_in("docs/speed.md")
-def test_codec_speeds_are_quoted():
-    _, _, *coded = column("gpu.codecs", "decoding")  # without truncate and bf16
-    yield f"decode at {least_and_most(coded)}"
-    yield f"{_gpu.found('codecs')['copy']['gigabytes_per_second']:,.0f} GB/s"
-
-
-@quoted_in("docs/overlap.md")
-def test_step_over_link_is_quoted():
-    figures = _gpu.found("hosts:1gbit:psum")
-    exchange = statistics.median(figures["communication"])
-    longer = exchange - figures["wire_bytes"] / (1e9 / 8)
-    yield f"took {1e3 * longer:.0f} ms longer than its bytes"
-    yield f"took {TABLES['gpu.link']()[1][4]} times the longer"
 
 
 @quoted_in("docs/timing.md")

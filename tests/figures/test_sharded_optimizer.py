@@ -10,35 +10,24 @@ from experiments.report import result
 from experiments.tables import TABLES
 from pipejax import codecs
 
-from .quoted import column, quoted_in
-
-quoted = quoted_in("docs/sharded_optimizer.md")
+from .quoted import quoted_in
 
 
-@quoted
-def test_step_times_are_quoted():
+@quoted_in("docs/benchmarks/speed.md")
+def test_times_of_updates_are_quoted():
     cells = result("sharded_optimizer_cluster")["cells"]
-    title = "over the longer of compute and exchange"
-    ratios = [
-        column("sharded_optimizer.cluster", title, f"{name}, 500mbit, Pipe-SGD, Z")[0]
-        for name in ("wide_mlp, 512", "resnet18, 4")
-    ]
-    yield f"takes {ratios[0]:.2f} (wide MLP) and {ratios[1]:.2f} (ResNet-18) times"
-    ours, theirs = (
-        [cell["rows"][f"{name}, ZeRO-1"]["step"] for cell in cells]
-        for name in ("Pipe-SGD", "DDP")
-    )
-    faster = (f"{x / y:.2f}" for x, y in zip(theirs, ours, strict=True))
-    yield f"It is {' and '.join(faster)} times as fast as PyTorch's DDP"
     quarter, whole = (
         [statistics.median(cell["updates"][name]) for cell in cells]
         for name in ("quarter", "whole")
     )
-    shares = (f"{x / y:.2f}" for x, y in zip(quarter, whole, strict=True))
-    yield f"takes {' and '.join(shares)} of the time of the whole update"
+    mlp, resnet = (f"{x / y:.2f}" for x, y in zip(quarter, whole, strict=True))
+    yield f"takes {mlp} (wide MLP) and {resnet} (ResNet-18) of the time of the whole"
+    for cell in cells:
+        ours, theirs = (f"{x}, ZeRO-1" for x in ("Pipe-SGD", "DDP"))
+        assert 1.7 < cell["rows"][theirs]["step"] / cell["rows"][ours]["step"] < 2
 
 
-@quoted
+@quoted_in("docs/benchmarks/memory.md")
 def test_memory_figures_are_quoted():
     """Checks what holds for all models, and with prediction for all but one."""
     cells = {(x["model"], x["step"]): x for x in result("memory")["cells"]}
@@ -50,26 +39,18 @@ def test_memory_figures_are_quoted():
     yield "With prediction, only the MLP takes more"
 
 
-@quoted
-def test_accuracy_figures_are_quoted():
+def test_sharded_pipeline_ends_where_documents_say():
+    """It is near synchronous training on images, and near the unsharded one on text."""
     _, *rows = TABLES["sharded_optimizer.accuracy"]()
-    plain, unsharded, sharded = (
-        {tuple(row[:2]): nats(row[column]) for row in rows} for column in (3, 4, 5)
+    unsharded, sharded = (
+        {tuple(row[:2]): float(row[column].split()[0]) for row in rows}
+        for column in (4, 5)
     )
-    most = max(abs(sharded[x] - unsharded[x]) for x in sharded)
-    yield f"ends within {most:.4f} nats of the unsharded pipeline"
-    images = max(abs(sharded[x]) for x in sharded if x[0] != "shakespeare")
-    yield f"prediction ends within {images:.3f} nats of synchronous training on images"
-    adamw, momentum = ("shakespeare", "adamw"), ("shakespeare", "momentum")
-    yield f"{sharded[adamw]:.3f} nats behind under AdamW and {sharded[momentum]:.3f}"
-    yield f"a plain delay ends {plain[adamw]:.2f} and {plain[momentum]:.2f}"
+    assert all(abs(sharded[x]) < 0.01 for x in sharded if x[0] != "shakespeare")
+    assert all(abs(sharded[x] - unsharded[x]) < 0.02 for x in sharded)
 
 
-def nats(change):
-    return float("nan") if change == "diverged" else float(change.split()[0])
-
-
-@quoted
+@quoted_in("docs/sharded_optimizer.md")
 def test_bits_of_coded_all_gather_are_quoted():
     def bits(codec, predicts):
         train = pj.make_train_step(
