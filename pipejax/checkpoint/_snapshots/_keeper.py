@@ -46,6 +46,7 @@ class Keeper:
     Attributes:
       catalogue: The files that were there, by the process that lists them.
       off: Why no snapshots are made, or an empty text.
+      reports: On process 0, what the last complete snapshot has cost each process.
     """
 
     def __init__(self, memory: pathlib.Path, checkpoints: str, rate: float) -> None:
@@ -78,7 +79,7 @@ class Keeper:
         self._calls, self._points, self._copies = 0, 0, 0
         self._due, self._gap = 1, _pace.FIRST
         self._under_way: threading.Thread | None = None
-        self._reports: list[Report] = []  # of the last snapshot, for process 0
+        self.reports: list[Report] = []
         self._last: tuple[float, int] | None = None  # when a call ended, and its number
         self._rate = rate  # faults an hour
         self._restored = False
@@ -118,6 +119,11 @@ class Keeper:
             self._copy(take())
         self._last = time.monotonic(), self._calls
         return point.copy
+
+    def settle(self) -> None:
+        """Waits until the snapshot under way is complete."""
+        if self._under_way is not None:
+            self._under_way.join()
 
     def read(
         self, sources: list[Source]
@@ -180,13 +186,13 @@ class Keeper:
             return Point(True, self._gap)
         if self._under_way.is_alive():
             return Point(False, max(1, self._gap // 4))
-        if failed := [each.failed for each in self._reports if each.failed]:
+        if failed := [each.failed for each in self.reports if each.failed]:
             return Point(False, 1, failed[0])
         assert self._last is not None
         since, calls = self._last
         step = (time.monotonic() - since) / (self._calls - calls)
-        stops = max(each.stops for each in self._reports)
-        beside = max(each.beside for each in self._reports)
+        stops = max(each.stops for each in self.reports)
+        beside = max(each.beside for each in self.reports)
         self._gap = _pace.steps_between(stops, beside, step, self._rate)
         return Point(True, self._gap)
 
@@ -262,7 +268,7 @@ class Keeper:
             if (holder := self._holders[self.rank]) is not None:
                 self._messages.reported(number, holder)
             if self.rank == 0:
-                self._reports = self._messages.reports(number)
+                self.reports = self._messages.reports(number)
                 self._messages.forget(number - 1)
 
     def _copy_part(self, rank: int, number: int, own: set[Block]) -> None:

@@ -30,8 +30,7 @@ def broken_off(folder, memory, **settings):
 
 def settled(manager):
     """Waits until the last snapshot is complete."""
-    if manager.keeper._under_way is not None:
-        manager.keeper._under_way.join()
+    manager.keeper.settle()
 
 
 def run(manager, train, state, data, save_at=()):

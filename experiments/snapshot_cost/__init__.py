@@ -1,0 +1,1 @@
+"""What snapshots in host memory cost, and how fast a state comes back from them."""
