@@ -58,8 +58,8 @@ _OPTIONS = {
     " list how long rounds must be; --compute-ms is then a step of one host alone",
     "--baseline {float32,bf16}": "what D-Sync sends in the run that gains are relative"
     " to; float32 by default; bf16 if your gradients already travel in bfloat16",
-    "--top N": "number of rows to print; 10 by default; the row of D-Sync and that of"
-    " the best uncompressed pipeline are always printed",
+    "--top N": "number of rows to print; 10 by default; the row of D-Sync and the best"
+    " pipelined row that is uncompressed are always printed",
     "--row N": "number of the row whose train step is printed; by default the first row"
     " in one bucket",
     "--out FILE": "write all setups to this file as JSON",
@@ -216,7 +216,7 @@ def _summary(
     rows = [number(ranked, each) for each in (d_sync(ranked), plain, choice)]
     return [
         f"{gain(args.baseline)} Row {rows[0]} is D-Sync in float32, and row"
-        f" {rows[1]} is the best uncompressed pipeline.",
+        f" {rows[1]} is the best pipelined setup that is uncompressed.",
         *about_accuracy((*ranked[: args.top], choice)),
         f"With the exchange of row {rows[2]}, pipelining alone is at most"
         f" {most['synchronous']:.2f} times as fast as a synchronous step, and"

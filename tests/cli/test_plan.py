@@ -37,7 +37,7 @@ def test_plan_prints_the_best_way_first(file, capsys):
     assert "  gain 1.00 (0.84)" in d_sync
     assert (
         f"Row {d_sync.split()[0]} is D-Sync in float32, and row {exact.split()[0]} is"
-        " the best uncompressed pipeline." in summary
+        " the best pipelined setup that is uncompressed." in summary
     )
 
 
