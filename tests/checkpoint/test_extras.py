@@ -7,7 +7,7 @@ import pytest
 
 from pipejax import checkpoint
 from pipejax.checkpoint import PerProcess
-from pipejax.checkpoint._extras import gathered, packed, unpacked
+from pipejax.checkpoint._extras import filled, packed, unpacked
 
 from .helpers import init, train_step
 
@@ -15,7 +15,7 @@ EXTRAS = {"calls": 3, "data": b"\0\xff{", "list": [b"", {"deep": [b"x"]}]}
 
 
 def written(extras):
-    return gathered(*packed(extras))
+    return filled(*packed(extras))
 
 
 def test_bytes_come_back_from_json_unchanged():
