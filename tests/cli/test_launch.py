@@ -1,5 +1,6 @@
 """Tests `pipejax launch` as a user starts it, with programs that do not use JAX."""
 
+import json
 import os
 import pathlib
 import signal
@@ -234,6 +235,72 @@ def test_job_is_started_again_as_often_as_allowed(begin, write):
     assert again.returncode == 0
 
 
+STEPS = """
+    from pipejax._internal import timeline
+    for number in range(4):
+        timeline.note("step", step=number)
+        time.sleep(0.2)
+    pathlib.Path(f"stepped{os.environ['JAX_PROCESS_ID']}").touch()
+    while not pathlib.Path("go on").exists():
+        time.sleep(0.05)
+"""
+
+
+@WITHOUT_JAX
+def test_goodput_is_shown_when_asked_and_at_the_end(begin, write, tmp_path):
+    file = tmp_path / "goodput.json"
+    started = begin("--processes", "2", "--goodput", str(file), *write(STEPS))
+    until(lambda: len([*tmp_path.glob("stepped*")]) == 2)
+    started.send_signal(signal.SIGUSR1)
+    until(file.exists)
+    (tmp_path / "go on").touch()
+    _, errors = started.communicate(timeout=60)
+    assert started.returncode == 0
+    assert errors.count(" % of ") == errors.count(", 3 steps of 0.2") == 2
+    found = json.loads(file.read_text())
+    assert (found["steps"], found["restarts"]) == (3, 0)
+    assert 0 < found["goodput"] < 1
+
+
+@WITHOUT_JAX
+def test_job_without_steps_says_no_goodput(begin, write):
+    _, errors = begin("--processes", "1", *write("pass")).communicate(timeout=60)
+    assert "goodput" not in errors
+
+
+@WITHOUT_JAX
+def test_faults_per_hour_reach_the_program(begin, write):
+    program = write("print(os.environ['PIPEJAX_FAULTS_PER_HOUR'])")
+    given = ("--processes", "1", "--faults-per-hour", "2.5")
+    assert begin(*given, *program).communicate(timeout=60)[0] == "[0] 2.5\n"
+
+
+@WITHOUT_JAX
+@pytest.mark.full
+def test_restarted_job_takes_the_processes_that_stand_by(begin, write, tmp_path):
+    """The program notes when it was started, and where it is told its place."""
+    program = write("""
+        started = time.monotonic()
+        from pipejax.launch import _standby
+        stands_by = "PIPEJAX_STANDBY" in os.environ
+        pathlib.Path(f"imported{os.getpid()}").touch()
+        _standby.wait_if_standing_by()
+        print("rank", os.environ["JAX_PROCESS_ID"], stands_by, flush=True)
+        while not stands_by and len(list(pathlib.Path().glob("imported*"))) < 4:
+            time.sleep(0.05)
+        sys.exit(0 if stands_by else 7)
+    """)
+    given = ("--processes", "2", "--max-restarts", "1", "--standby")
+    begun = begin(*given, *program)
+    out, errors = begun.communicate(timeout=120)
+    assert begun.returncode == 0, errors
+    told = [line for line in sorted(out.splitlines()) if " rank " in line]
+    assert told == [
+        *("[0] rank 0 False", "[0] rank 0 True"),
+        *("[1] rank 1 False", "[1] rank 1 True"),
+    ]
+
+
 @WITHOUT_JAX
 def test_abort_by_jax_is_explained_by_the_loss_of_process_0(begin, write):
     given = ("--processes", "1", "--hosts", "2", "--host", "1")
@@ -279,6 +346,8 @@ def test_several_processes_are_refused_under_another_launcher(monkeypatch, capsy
         (["--processes", "1", "--hosts", "2"], "`--coordinator` must be given with"),
         (["--processes", "1", "--host", "1"], r"`host` must lie in [0, 1)"),
         (["--processes", "1", "--", "nosuchprogram"], "there is no program 'nosuchp"),
+        (["--processes", "1", "--faults-per-hour", "0"], "`--faults-per-hour` must be"),
+        (["--processes", "1", "--goodput", "no/such"], "must be the name of a file in"),
         (["--processes", "1", "--max-restarts", "-1"], "`--max-restarts` must be at"),
         (["--processes", "1", "--coordinator", "node0"], "`coordinator` must be host:"),
     ],

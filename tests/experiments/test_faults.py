@@ -21,6 +21,7 @@ from experiments.faults import (
     checkpoints,
     endurance,
     goodput,
+    healthy,
     program,
     provoke,
     start,
@@ -374,6 +375,14 @@ def test_job_with_faults_is_continued_and_its_time_is_split(tmp_path, monkeypatc
         assert job["faults"] == [list(fault) for fault in goodput.faults(config, 3)]
     assert json.loads(files["out"].read_text())["cells"] == cells
     assert files["plot"].stat().st_size > 10_000
+
+
+@pytest.mark.full
+def test_healthy_jobs_are_not_ended(tmp_path):
+    out = tmp_path / "healthy.json"
+    found = healthy.main(healthy.Config(jobs=2, steps=30, load=1, out=out))
+    assert (found["jobs"], found["ended"]) == (2, 0)
+    assert json.loads(out.read_text())["found"] == found
 
 
 def test_faults_come_at_random_with_a_mean_distance():
