@@ -5,7 +5,7 @@ time of one copy of the bytes in memory. The limit of a restore from a neighbour
 time of its bytes on the link.
 
 Two emulated hosts train an MLP of twelve square layers under AdamW at width 2, whose
-state is four copies of the parameters. Each step also waits, in place of the compute of
+state is five copies of the parameters. Each step also waits, in place of the compute of
 a larger model. Then the job is broken off three times, and restores its state from the
 memory of each host, from the memory of the other host (one has lost its own), and from
 disk.
@@ -30,7 +30,7 @@ BAR = 0.01
 class Config:
     """Settings of the measurement."""
 
-    widths: tuple[int, ...] = (1024, 3232)
+    widths: tuple[int, ...] = (912, 2888)
     """The widths of the square layers, each of which makes a model."""
     rate: str = "1gbit"
     """The rate of the links, in the notation of `tc`."""
