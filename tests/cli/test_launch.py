@@ -277,7 +277,7 @@ def test_faults_per_hour_reach_the_program(begin, write):
 
 @WITHOUT_JAX
 @pytest.mark.full
-def test_restarted_job_takes_the_processes_that_stand_by(begin, write, tmp_path):
+def test_restarted_job_takes_its_waiting_processes(begin, write, tmp_path):
     """The program notes when it was started, and where it is told its place."""
     program = write("""
         started = time.monotonic()

@@ -218,7 +218,7 @@ def test_picture_of_committed_results_is_drawn(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_run_that_diverged_is_drawn_at_the_top():
+def test_diverged_run_is_drawn_at_the_top():
     ended, lost = {"test_loss": 0.1}, {"test_loss": None}
     assert picture.height([[ended, ended], [ended, lost]]) == (picture.WORST, 0)
     assert picture.height([[ended, {"test_loss": 0.2}]] * 2) == pytest.approx((0.1, 0))

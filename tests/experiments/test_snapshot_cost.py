@@ -25,7 +25,7 @@ def test_costs_are_measured_on_two_hosts(tmp_path, capsys):
     assert "snapshots" in capsys.readouterr().out
 
 
-def test_limit_of_a_restore_is_that_of_the_link():
+def test_limit_of_a_restore_lies_in_the_link():
     cell = {"bytes": 2e8, "stop": 0.1, "copy": 0.05, "beside": 1.0}
     cell |= {"steps_between": 20, "share": 0.01, "memory": 5e8}
     cell |= {"own": 0.5, "other": 3.0, "disk": 1.0}

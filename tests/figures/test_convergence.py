@@ -22,12 +22,12 @@ def matching(method):
 
 
 @quoted_in("README.md")
-def test_cases_in_which_the_default_matches():
+def test_matching_cases_of_the_default_are_counted():
     yield matching("K=2, predicted")
 
 
 @quoted_in("docs/paper.md", "docs/convergence.md", "docs/benchmarks/accuracy.md")
-def test_cases_in_which_default_and_plain_delay_match():
+def test_matching_cases_with_and_without_prediction():
     default, plain = map(matching, ("K=2, predicted", "K=2, plain"))
     yield f"in {default} cases; a plain delay does so in {plain}"
 
