@@ -143,7 +143,9 @@ def _attempts(
         if received:  # a signal between two attempts, which no process can get
             return 128 + received[0]
         starts = kept.begun(starts)
-        ended = _supervise.supervise(starts, args.grace, received, reserve)
+        ended = _supervise.supervise(
+            starts, args.grace, received, reserve, kept.settled
+        )
         if ended.told is not None:
             return 128 + ended.told if ended.code else 0
         if ended.first is None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,10 @@ from pipejax._internal.fault_rate import VARIABLE, estimated
 
 from ._goodput import Goodput, events, goodput
 from ._start import Start
+
+_LOOK = 1.0  # seconds between two looks at a timeline
+_STEPPING = 5.0  # seconds of steps after which a job has settled
+_SILENT = 60.0  # the same for a job that notes no steps, from its beginning
 
 
 class Account:
@@ -28,6 +33,10 @@ class Account:
         self._given = faults_per_hour
         self._begun = timeline.now()
         self._attempts = 0
+        # When this attempt began, was looked at, and was first seen to take steps.
+        self._began = self._looked = self._begun
+        self._stepped = math.inf
+        self._offset = 0  # where this attempt begins in the first timeline
         self._paths: list[str] = []
 
     def begun(self, starts: Sequence[Start]) -> list[Start]:
@@ -38,6 +47,7 @@ class Account:
         hours = (timeline.now() - self._begun) / 3600.0
         rate = self._given or estimated(self._attempts, hours)
         self._attempts += 1
+        self._began, self._stepped = timeline.now(), math.inf
         with_variables = [
             dataclasses.replace(
                 start,
@@ -52,7 +62,22 @@ class Account:
         self._paths = [each.environment[timeline.VARIABLE] for each in with_variables]
         for path in self._paths:
             timeline.append(path, "begun")
+        self._offset = pathlib.Path(self._paths[0]).stat().st_size
         return with_variables
+
+    def settled(self) -> bool:
+        """Returns whether the job has taken steps for some seconds.
+
+        A job that notes no steps has settled a minute after its beginning.
+        """
+        now = timeline.now()
+        if self._stepped == math.inf and now - self._looked > _LOOK:
+            self._looked = now
+            with open(self._paths[0]) as file:
+                file.seek(self._offset)
+                if '"what": "step"' in file.read():
+                    self._stepped = now
+        return now - self._stepped > _STEPPING or now - self._began > _SILENT
 
     def result(self) -> Goodput | None:
         """Returns the goodput so far; `None` without steps."""

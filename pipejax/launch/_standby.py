@@ -52,7 +52,7 @@ class Reserve:
         self._standing: list[tuple[Process, int]] = []
 
     def fill(self, starts: Sequence[Start]) -> None:
-        """Starts a process for each place, unless they are there."""
+        """Starts a process for each place, unless they are there or not wanted."""
         if self.wanted and not self._standing:
             self._standing = [_stands_by(start) for start in starts]
 

@@ -18,7 +18,6 @@ from ._standby import Reserve
 from ._start import Start
 
 _AGAIN = 1.0  # seconds after which a signal that a process has dropped is sent again
-_SETTLED = 15.0  # seconds after which a job is taken to need its cores less
 _STOPPED = 2.0  # seconds after which a process that stays stopped is killed
 _TAIL = 20  # the number of last lines that are kept of each process, to be shown again
 
@@ -40,12 +39,13 @@ def supervise(
     grace: float,
     received: Sequence[int],
     reserve: Reserve,
+    settled: Callable[[], bool],
 ) -> Ended:
     """Runs processes until all have ended or one has failed, and leaves none behind.
 
     After a signal or a failure, processes have `grace` seconds to end. `received` is
     the list to which `guarded` appends signals. Those that stand by in `reserve` are
-    taken, and others are started in their place some seconds later.
+    taken, and others are started in their place once the job has settled.
     """
     children: list[_Child] = []
     try:
@@ -54,7 +54,12 @@ def supervise(
         # No process is forked once there are threads, which may hold locks.
         for child in children:
             child.reader.start()
-        first = _first_failure(children, received, lambda: reserve.fill(starts))
+
+        def fill() -> None:
+            if settled():
+                reserve.fill(starts)
+
+        first = _first_failure(children, received, fill)
         # A signal is for all processes, so they get it at once. After a failure, the
         # others may still notice it by themselves and save, and so are asked only after
         # `grace`.
@@ -111,10 +116,8 @@ def _first_failure(
 ) -> int | None:
     """Returns the index of the first process to fail; `None` after a signal."""
     running, looked = [0.0] * len(children), -math.inf
-    begun = time.monotonic()
     while not received:
-        if time.monotonic() - begun > _SETTLED:
-            fill()
+        fill()
         # Restart the clocks if this process was stopped: the others may have been too.
         if time.monotonic() - looked > 10 * PERIOD:
             running = [time.monotonic()] * len(children)

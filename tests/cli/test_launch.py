@@ -286,6 +286,8 @@ def test_restarted_job_takes_its_waiting_processes(begin, write, tmp_path):
         pathlib.Path(f"imported{os.getpid()}").touch()
         _standby.wait_if_standing_by()
         print("rank", os.environ["JAX_PROCESS_ID"], stands_by, flush=True)
+        from pipejax._internal import timeline
+        timeline.note("step", step=0)
         while not stands_by and len(list(pathlib.Path().glob("imported*"))) < 4:
             time.sleep(0.05)
         sys.exit(0 if stands_by else 7)

@@ -50,6 +50,24 @@ def test_faults_of_a_job_change_the_expected_rate():
     assert rates == pytest.approx([1 / 24, 1 + 1 / 24, 2 + 1 / 24], rel=1e-3)
 
 
+def test_job_settles_some_seconds_after_its_first_step(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(timeline, "now", lambda: clock[0])
+    with account(None, None, print) as kept:
+        for late in (False, True):
+            (start,) = kept.begun([Start("0", ["true"], {})])
+            clock[0] += 30.0
+            assert not kept.settled()
+            if late:  # without a step
+                clock[0] += 31.0
+            else:
+                note_steps(start, 0)
+                clock[0] += 2.0
+                assert not kept.settled()
+                clock[0] += 6.0
+            assert kept.settled()
+
+
 def test_given_rate_and_variables_stay():
     with account(2.5, None, print) as kept:
         (start,) = kept.begun([Start("0", ["true"], {"A": "a"})])

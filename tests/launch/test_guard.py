@@ -24,7 +24,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 waitpid = os.waitpid
 
 def supervise(*args):
-    return _supervise.supervise(*args, _standby.Reserve(wanted=False))
+    reserve = _standby.Reserve(wanted=False)
+    return _supervise.supervise(*args, reserve, lambda: False)
 
 def at_once(*calls):
     return [*map(operator.call, calls)]
