@@ -130,7 +130,9 @@ def run(
         restarts = 2 * len(faults) + 1
         if before is None:
             command += ["--every", str(config.every), "--memory", "/dev/shm"]
-            command = launched(command, restarts, config.limit, "--standby")
+            rate = 3600.0 / (config.between * config.pace)
+            more = ("--standby", "--faults-per-hour", f"{rate:.1f}")
+            command = launched(command, restarts, config.limit, *more)
             keep = 'PIPEJAX_TIMELINE="$0/$RANK" exec "$@"'
             command = ["sh", "-c", keep, lines, *command]
         else:

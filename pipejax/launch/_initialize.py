@@ -9,7 +9,13 @@ from typing import Any
 
 import jax
 
-from pipejax._internal import leaving, proofs, threads, timeline
+from pipejax._internal import (
+    compilation_cache,
+    leaving,
+    proofs,
+    threads,
+    timeline,
+)
 
 from . import _liveness, _record, _roll_call, _standby
 from ._detect import detect
@@ -48,6 +54,8 @@ def initialize(
        devices of this process.
     4. Call `jax.distributed.initialize`, and check that each process has as many
        devices as the others.
+    5. On CPUs, let each process write its compiled programs to JAX's persistent cache,
+       if there is one. JAX writes those of process 0 alone.
 
     Args:
       coordinator: The address `host:port` at which process 0 waits for the others,
@@ -112,6 +120,7 @@ def initialize(
         coordinator_bind_address=bind,
     )
     check_devices(meeting.hosts)
+    compilation_cache.write_in_every_process()
     timeline.note("joined")
     return place
 
