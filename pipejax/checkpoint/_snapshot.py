@@ -36,7 +36,8 @@ def snapshot(
 
     $$\max(C / 0.01, \; B / 0.05, \; \sqrt{2 C M})$$
 
-    seconds between two snapshots, where C and B are measured. The third term is Young's
+    seconds between two snapshots, where C and B are measured: the smallest of the last
+    three snapshots, each the largest of all processes. The third term is Young's
     optimum (Communications of the ACM 17(9), 1974). M is an hour divided by the
     variable `PIPEJAX_FAULTS_PER_HOUR`, which `pipejax launch` sets to what the job has
     seen, and a day without it.

@@ -7,6 +7,7 @@ import pathlib
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -80,6 +81,8 @@ class Keeper:
         self._due, self._gap = 1, _pace.FIRST
         self._under_way: threading.Thread | None = None
         self.reports: list[Report] = []
+        # Stops and beside of the last snapshots, the largest of all processes.
+        self._costs = deque[tuple[float, float]](maxlen=3)
         self._last: tuple[float, int] | None = None  # when a call ended, and its number
         self._rate = rate  # faults an hour
         self._restored = False
@@ -191,8 +194,14 @@ class Keeper:
         assert self._last is not None
         since, calls = self._last
         step = (time.monotonic() - since) / (self._calls - calls)
-        stops = max(each.stops for each in self.reports)
-        beside = max(each.beside for each in self.reports)
+        self._costs.append(
+            (
+                max(each.stops for each in self.reports),
+                max(each.beside for each in self.reports),
+            )
+        )
+        # A link that is slow for a while must not put off snapshots for long.
+        stops, beside = (min(costs) for costs in zip(*self._costs, strict=True))
         self._gap = _pace.steps_between(stops, beside, step, self._rate)
         return Point(True, self._gap)
 

@@ -7,6 +7,7 @@ import pytest
 
 from pipejax import checkpoint
 from pipejax.checkpoint._snapshots import _keeper, _pace
+from pipejax.checkpoint._snapshots._messages import Report
 
 from ...helpers import batches
 from ..helpers import init, train_step
@@ -89,6 +90,21 @@ def test_costs_decide_when_the_next_snapshot_is(tmp_path, memory, train, monkeyp
     first = 1 + _pace.FIRST
     assert [n for n, done in enumerate(copied, 1) if done] == [1, *range(first, 16, 3)]
     assert {*asked} == {(True, True, True, 1 / 24)}
+
+
+def test_one_slow_snapshot_does_not_put_off_the_next(
+    tmp_path, memory, train, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(_pace, "steps_between", lambda *x: asked.append(x[:2]) or 1)
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+        run(manager, train, init(train), batches(1))
+        settled(manager)
+        for seconds in (1.0, 9.0, 2.0, 3.0, 4.0):
+            manager.keeper.is_due()
+            manager.keeper.reports = [Report(seconds, 2 * seconds), Report(0.0, 0.0)]
+            manager.keeper._decision()
+    assert asked == [(1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (2.0, 4.0), (2.0, 4.0)]
 
 
 def test_snapshot_under_way_is_not_overtaken(tmp_path, memory, train, monkeypatch):
