@@ -60,6 +60,8 @@ class LockedManager(ocp.CheckpointManager):
             _log.error("interrupted: leaving without the checkpoint under way")
 
     def close(self) -> None:
+        if self.closed:  # Orbax closes a manager again when Python ends
+            return
         done = False
         try:
             super().close()

@@ -40,6 +40,15 @@ def test_two_snapshots_are_kept_and_freed(tmp_path, memory, train, monkeypatch):
     assert [*memory.iterdir()] == []
 
 
+def test_manager_may_be_closed_twice(tmp_path, memory, train):
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+        run(manager, train, init(train), batches(1))
+    with checkpoint.manager(tmp_path / "run", memory=memory) as other:
+        manager.close()
+        run(other, train, init(train), batches(1))
+        assert files(memory) != []
+
+
 @pytest.mark.parametrize(
     ("error", "kept"),
     [
