@@ -101,7 +101,7 @@ def test_costs_decide_when_the_next_snapshot_is(tmp_path, memory, train, monkeyp
     assert {*asked} == {(True, True, True, 1 / 24)}
 
 
-def test_one_slow_snapshot_does_not_put_off_the_next(
+def test_slow_snapshot_does_not_put_off_later_ones(
     tmp_path, memory, train, monkeypatch
 ):
     asked = []
