@@ -101,9 +101,7 @@ def test_costs_decide_when_the_next_snapshot_is(tmp_path, memory, train, monkeyp
     assert {*asked} == {(True, True, True, 1 / 24)}
 
 
-def test_slow_snapshot_does_not_put_off_later_ones(
-    tmp_path, memory, train, monkeypatch
-):
+def test_slow_snapshot_delays_no_later_snapshot(tmp_path, memory, train, monkeypatch):
     asked = []
     monkeypatch.setattr(_pace, "steps_between", lambda *x: asked.append(x[:2]) or 1)
     with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
