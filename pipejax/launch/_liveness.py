@@ -41,7 +41,7 @@ def keep(connections: Mapping[int, socket.socket]) -> None:
 
 
 def closed() -> set[int]:
-    """Returns the ranks of the processes whose connections have closed."""
+    """Reads all connections; returns the ranks of those that have closed."""
     for rank in list(_kept):
         _read(rank)
     return {*_closed}
@@ -61,8 +61,7 @@ def send(text: str) -> None:
 
 
 def received() -> str:
-    """Returns the text that process 0 has sent, or an empty one."""
-    closed()
+    """Returns the text of process 0 that `closed` has read, or an empty one."""
     text, end, _ = bytes(_said.get(0, b"")).partition(_END)
     return text.decode() if end else ""
 

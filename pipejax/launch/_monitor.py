@@ -20,7 +20,15 @@ from collections.abc import Callable
 import jax
 
 from . import _liveness, _where
-from ._diagnose import GRACE, ProcessReport, Seen, diagnose, patience, silence
+from ._diagnose import (
+    GRACE,
+    LEAST,
+    ProcessReport,
+    Seen,
+    diagnose,
+    patience,
+    silence,
+)
 from ._kv_store import KeyValueStore
 
 FAULT = 75
@@ -120,8 +128,10 @@ class Monitor:
         self._put_off()
         while not self.over.wait(_LOOK):
             self._put_off()
-            if time.monotonic() - looked > GRACE:
-                self._forgive()  # this process was held up: count all silence anew
+            # If this process was held up, count all silence anew. The shortest silence
+            # of a fault must be longer.
+            if time.monotonic() - looked > LEAST / 2:
+                self._forgive()
             looked = time.monotonic()
             self._look_at_connections()
             cut_off = time.monotonic() - self._contact
@@ -141,24 +151,23 @@ class Monitor:
         faulthandler.cancel_dump_traceback_later()
 
     def _look_at_connections(self) -> None:
+        now, closed = time.monotonic(), _liveness.closed()
         if self.rank == 0:
-            now = time.monotonic()
-            self._closed = {
-                rank: self._closed.get(rank, now) for rank in _liveness.closed()
-            }
+            self._closed = {rank: self._closed.get(rank, now) for rank in closed}
             return
         self._diagnosis = self._diagnosis or _liveness.received()
-        if not self._cut and 0 in _liveness.closed():
+        if not self._cut and 0 in closed:
             # If process 0 has ended, nobody hears it.
             self._cut = True
             self._hurry.set()
 
     def _put_off(self) -> None:
-        """Postpones the forced end of this process to `limit + PERIOD` from now."""
+        """Postpones the forced end of this process to `limit + PERIOD` from now on."""
         # If a thread never releases the interpreter, `_look` stops and no longer
         # postpones this. The process must end before process 0 does, because JAX aborts
         # all others at that moment. File descriptor 2 is given since an object in place
-        # of `sys.stderr` may have none. Each call starts a thread.
+        # of `sys.stderr` may have none. Each call starts a thread, so there is only one
+        # in each period.
         if time.monotonic() - self._put_off_at > PERIOD:
             self._put_off_at = time.monotonic()
             seconds = self.limit + 2 * PERIOD

@@ -237,6 +237,28 @@ def test_living_process_reports_its_closed_connection(monkeypatch):
     here.close()
 
 
+def test_monitor_held_up_for_a_moment_counts_silence_anew(monkeypatch):
+    """A process may be silent for two seconds, and this monitor for longer."""
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    clock, diagnoses = [100.0], {}
+    monkeypatch.setattr(_monitor.time, "monotonic", lambda: clock[0])
+    progress = _monitor.Progress(since=clock[0])
+    store = KeyValueStore(Store())
+    monitor = _monitor.Monitor(store, 0, 2, 60.0, progress, diagnoses.setdefault)
+    monitor._note([ProcessReport(1, "host1", step=30, pace=0.01)])
+    waits = iter([0.05] * 3 + [4.0] + [0.05] * 3)
+
+    def wait(seconds):
+        passed = next(waits, None)
+        clock[0] += passed or 0.0
+        return passed is None
+
+    monkeypatch.setattr(monitor.over, "wait", wait)
+    monitor._look()
+    assert diagnoses == {}
+    assert not monitor._found
+
+
 def test_diagnosis_of_process_0_comes_over_the_connection(monkeypatch):
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     here, there = socket.socketpair()
