@@ -1,1 +1,1 @@
-"""What snapshots in host memory cost, and how fast a state comes back from them."""
+"""Measures the cost of snapshots in host memory, and of restoring a state from them."""

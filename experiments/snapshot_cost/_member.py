@@ -96,14 +96,14 @@ def trained(
                 copied.append(number)
         total = time.monotonic() - begun
         manager.keeper.settle()
-        reports = manager.keeper.reports
+        outcomes = manager.keeper.outcomes
     stops = [each["seconds"] for each in notes() if each["what"] == "saved"][1:]
     used = sum(path.stat().st_blocks * 512 for path in MEMORY.glob("*/*"))
     figures = {
         "bytes": nbytes,
         "stop": statistics.median(stops),
         "copy": _copy(nbytes),
-        "beside": max((each.beside for each in reports), default=0.0),
+        "beside": max((each.beside for each in outcomes), default=0.0),
         "steps_between": copied[-1] - copied[-2],
         "snapshots": len(copied),
         # The first is made before anything is measured.

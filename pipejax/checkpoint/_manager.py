@@ -1,5 +1,6 @@
 """Makes the Orbax manager of a run's checkpoints, and lists their steps."""
 
+import contextlib
 import logging
 import operator
 import os
@@ -123,18 +124,32 @@ def manager(
         )
     if memory is not None:
         _check_memory(memory, read_only)
-    rate = faults_per_hour()
     place = _absolute(folder)
     if read_only and not epath.Path(place).is_dir():
         raise ValueError(
             f"`folder` must exist if `read_only` is true, got {place}. Give the folder"
             " of a run that has saved a checkpoint."
         )
-    lock = None if read_only else _locked(place)
-    keeper = None
-    if memory is not None:
-        keeper = Keeper(pathlib.Path(memory).absolute(), place, rate)
+    with contextlib.ExitStack() as stack:
+        lock = None if read_only else _locked(place)
+        if lock is not None:
+            stack.callback(lock.release)
+        keeper = None
+        if memory is not None:
+            keeper = Keeper(pathlib.Path(memory).absolute(), place, faults_per_hour())
+            stack.callback(keeper.close, remove=False)
+        made = _opened(place, keep, read_only, lock, keeper)
+        stack.pop_all()
+    return made
 
+
+def _opened(
+    place: str,
+    keep: int | None,
+    read_only: bool,
+    lock: Lock | None,
+    keeper: Keeper | None,
+) -> ocp.CheckpointManager:
     def opened() -> ocp.CheckpointManager:
         return LockedManager(
             place,

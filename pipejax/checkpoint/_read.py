@@ -75,15 +75,13 @@ def read_step(
         return fault
     wanted = choose(path, meta)
     shapes = written(wanted)
-    solid = {name: shape for name, shape in shapes.items() if shape.size}
-    arrays = attempt(lambda: _arrays(path, solid))
+    arrays = attempt(lambda: _arrays(path, solid(shapes)))
     if isinstance(arrays, Fault):
         return arrays
     found_sums = checksums(arrays)
     if fault := attempt(lambda: _check_sums(found_sums, meta["checksums"])):
         return fault
-    every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
-    return Saved(every, extras, meta, wanted)
+    return Saved(with_empty(shapes, arrays), extras, meta, wanted)
 
 
 def rebuilt(saved: Saved) -> Any:
@@ -123,6 +121,18 @@ def written(wanted: Wanted) -> dict[str, jax.ShapeDtypeStruct]:
         )
         for name, shape in shapes.items()
     }
+
+
+def solid(shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of arrays that have elements."""
+    return {name: shape for name, shape in shapes.items() if shape.size}
+
+
+def with_empty(
+    shapes: dict[str, jax.ShapeDtypeStruct], arrays: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Returns arrays of all shapes, also of those without elements."""
+    return {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
 
 
 def _arrays(path: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:

@@ -76,8 +76,8 @@ def snapshot(
         newest = keeper.newest()
         if newest is not None and step <= newest:
             raise ValueError(
-                f"`state` must be of a later step than the snapshots in {keeper.path},"
-                f" got step {step} where the newest is of step {newest}. Restore it"
+                "`state` must be of a later step than the snapshots in"
+                f" {keeper.memory.path}, got step {step} where the newest is of step {newest}. Restore it"
                 " first, or begin in another folder of checkpoints."
             )
         leaves = on_devices(state).items()

@@ -143,8 +143,9 @@ def _attempts(
         if received:  # a signal between two attempts, which no process can get
             return 128 + received[0]
         starts = kept.begun(starts)
+        fill = functools.partial(_fill, reserve, kept, starts)
         ended = _supervise.supervise(
-            starts, args.grace, received, reserve, kept.settled
+            starts, reserve.take(starts), args.grace, received, fill
         )
         if ended.told is not None:
             return 128 + ended.told if ended.code else 0
@@ -170,6 +171,11 @@ def _attempts(
     if aborted:
         return launch.FAULT
     return ended.code if ended.code > 0 else 128 - ended.code
+
+
+def _fill(reserve: Reserve, kept: Account, starts: Sequence[_start.Start]) -> None:
+    if kept.settled():
+        reserve.fill(starts)
 
 
 def _starts(args: argparse.Namespace) -> tuple[list[_start.Start], str]:

@@ -6,16 +6,14 @@ again after a fault, it is woken and told its place, and need not import anythin
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
-import subprocess
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 
 from ._guard import die_with_parent
-from ._start import Start, started
-
-Process = subprocess.Popen[str]
+from ._start import Process, Start, opened, started
 
 VARIABLE = "PIPEJAX_STANDBY"
 """The variable that holds the file descriptor from which a process is woken."""
@@ -56,12 +54,12 @@ class Reserve:
         if self.wanted and not self._standing:
             self._standing = [_stands_by(start) for start in starts]
 
-    def take(self, starts: Sequence[Start]) -> list[Process]:
+    def take(self, starts: Sequence[Start]) -> Iterable[Process]:
         """Returns a process for each place: those that stand by, or else new ones."""
         standing, self._standing = self._standing, []
         if not standing or any(each.poll() is not None for each, _ in standing):
             _end(standing)
-            return [started(start) for start in starts]
+            return map(started, starts)  # one by one, as they are asked for
         for (_, wakes), start in zip(standing, starts, strict=True):
             told = {"environment": dict(start.environment), "parent": os.getpid()}
             # One that has ended meanwhile is noticed as a process that has failed.
@@ -80,17 +78,8 @@ def _stands_by(start: Start) -> tuple[Process, int]:
     end, wakes = os.pipe()
     kept = {k: v for k, v in start.environment.items() if k not in _PLACE}
     # Nothing runs between fork and exec: the launcher has threads by now.
-    process = subprocess.Popen(
-        start.command,
-        env={**kept, VARIABLE: str(end)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        pass_fds=[end],
-    )
+    told = dataclasses.replace(start, environment={**kept, VARIABLE: str(end)})
+    process = opened(told, pass_fds=[end])
     os.close(end)
     if start.cores is not None:
         os.sched_setaffinity(process.pid, start.cores)

@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ._guard import die_with_parent
+
+Process = subprocess.Popen[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Start:
     cores: set[int] | None = None
 
 
-def started(start: Start) -> "subprocess.Popen[str]":
+def started(start: Start) -> Process:
+    """Starts a process that the kernel kills when this one ends."""
     parent = os.getpid()
 
     def prepare() -> None:
@@ -30,6 +34,11 @@ def started(start: Start) -> "subprocess.Popen[str]":
         if start.cores is not None:
             os.sched_setaffinity(0, start.cores)
 
+    return opened(start, preexec_fn=prepare)
+
+
+def opened(start: Start, **more: Any) -> Process:
+    """Starts a process in a group of its own; `more` goes to `subprocess.Popen`."""
     return subprocess.Popen(
         start.command,
         env=dict(start.environment),
@@ -39,5 +48,5 @@ def started(start: Start) -> "subprocess.Popen[str]":
         text=True,
         errors="replace",
         start_new_session=True,  # a group that includes what the process starts
-        preexec_fn=prepare,
+        **more,
     )

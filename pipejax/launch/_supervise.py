@@ -6,16 +6,14 @@ import math
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ._guard import PERIOD
-from ._standby import Reserve
-from ._start import Start
+from ._start import Process, Start
 
 _AGAIN = 1.0  # seconds after which a signal that a process has dropped is sent again
 _STOPPED = 2.0  # seconds after which a process that stays stopped is killed
@@ -36,30 +34,28 @@ class Ended:
 
 def supervise(
     starts: Sequence[Start],
+    processes: Iterable[Process],
     grace: float,
     received: Sequence[int],
-    reserve: Reserve,
-    settled: Callable[[], bool],
+    look: Callable[[], object],
 ) -> Ended:
-    """Runs processes until all have ended or one has failed, and leaves none behind.
+    """Waits until all processes have ended or one has failed, and leaves none behind.
 
-    After a signal or a failure, processes have `grace` seconds to end. `received` is
-    the list to which `guarded` appends signals. Those that stand by in `reserve` are
-    taken, and others are started in their place once the job has settled.
+    Args:
+      starts: How each process is started.
+      processes: The processes, which may be started as they are asked for.
+      grace: Seconds that they have to end after a signal or a failure.
+      received: The list to which `guarded` appends signals.
+      look: Called as long as all run, many times a second.
     """
     children: list[_Child] = []
     try:
-        taken = reserve.take(starts)
-        children += [_Child(*each) for each in zip(starts, taken, strict=True)]
+        for each in zip(starts, processes, strict=True):
+            children.append(_Child(*each))
         # No process is forked once there are threads, which may hold locks.
         for child in children:
             child.reader.start()
-
-        def fill() -> None:
-            if settled():
-                reserve.fill(starts)
-
-        first = _first_failure(children, received, fill)
+        first = _first_failure(children, received, look)
         # A signal is for all processes, so they get it at once. After a failure, the
         # others may still notice it by themselves and save, and so are asked only after
         # `grace`.
@@ -84,7 +80,7 @@ def supervise(
 class _Child:
     """A process whose lines are printed behind its name, and the last of them kept."""
 
-    def __init__(self, start: Start, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, start: Start, process: Process) -> None:
         self.name = start.name
         self.lines: deque[str] = deque(maxlen=_TAIL)
         self.process = process
@@ -112,12 +108,12 @@ class _Child:
 
 
 def _first_failure(
-    children: Sequence[_Child], received: Sequence[int], fill: Callable[[], None]
+    children: Sequence[_Child], received: Sequence[int], look: Callable[[], object]
 ) -> int | None:
     """Returns the index of the first process to fail; `None` after a signal."""
     running, looked = [0.0] * len(children), -math.inf
     while not received:
-        fill()
+        look()
         # Restart the clocks if this process was stopped: the others may have been too.
         if time.monotonic() - looked > 10 * PERIOD:
             running = [time.monotonic()] * len(children)

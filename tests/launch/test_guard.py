@@ -18,14 +18,14 @@ pytestmark = pytest.mark.one_python
 
 BEGIN = """
 import _thread, functools, operator, os, signal, sys, time
-from pipejax.launch import _guard, _standby, _start, _supervise
+from pipejax.launch import _guard, _start, _supervise
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 waitpid = os.waitpid
 
-def supervise(*args):
-    reserve = _standby.Reserve(wanted=False)
-    return _supervise.supervise(*args, reserve, lambda: False)
+def supervise(starts, *args):
+    processes = map(_start.started, starts)
+    return _supervise.supervise(starts, processes, *args, lambda: None)
 
 def at_once(*calls):
     return [*map(operator.call, calls)]

@@ -1,9 +1,10 @@
 """The blocks of a state's arrays that the devices of one process hold."""
 
-from collections.abc import Iterable
+import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Index = tuple[slice, ...]
@@ -27,10 +28,7 @@ class Block(NamedTuple):
     @property
     def size(self) -> int:
         """Returns the number of bytes."""
-        return (
-            int(np.prod(self.shape, dtype=np.int64))
-            * jax.numpy.dtype(self.dtype).itemsize
-        )
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
 def block(name: str, array: Any, index: Index) -> Block:
@@ -75,11 +73,6 @@ def assembled(
         )
         for name, shape in shapes.items()
     }
-
-
-def total(blocks: Iterable[Block]) -> int:
-    """Returns the number of bytes of all blocks."""
-    return sum(each.size for each in blocks)
 
 
 def _own(shape: jax.ShapeDtypeStruct) -> dict[Any, Index]:

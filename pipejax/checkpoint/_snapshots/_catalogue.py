@@ -3,11 +3,11 @@
 import pathlib
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._fault import DamagedError
 from .._meta import digest
-from ._file import Header, names, read_header
+from ._file import Label, Moment, names, read_header
 
 
 class Kept(NamedTuple):
@@ -15,21 +15,18 @@ class Kept(NamedTuple):
 
     Attributes:
       name: The name of the file.
-      attempt: How often the job had been started when it was written.
-      step: The step of the state.
-      rank: The process whose blocks it has.
-      processes: The number of processes of the job.
-      rest: The process whose part has the rest of the blocks; -1 if there is no rest.
+      label: The state and the process that it belongs to.
       state: The digest of what must be the same in the files of all processes.
     """
 
     name: str
-    attempt: int
-    step: int
-    rank: int
-    processes: int
-    rest: int
+    label: Label
     state: str
+
+    @classmethod
+    def of_json(cls, values: list[Any]) -> "Kept":
+        name, label, state = values
+        return cls(name, Label(*label), state)
 
 
 class Source(NamedTuple):
@@ -37,13 +34,6 @@ class Source(NamedTuple):
 
     process: int
     name: str
-
-
-class Moment(NamedTuple):
-    """A step of an attempt. A later attempt counts more than a later step."""
-
-    attempt: int
-    step: int
 
 
 Catalogue = Sequence[Sequence[Kept]]
@@ -55,9 +45,11 @@ def listed(folder: pathlib.Path) -> list[Kept]:
     found = []
     for name in names(folder):
         try:
-            found.append(_kept(name, read_header(folder / name)))
+            header = read_header(folder / name)
         except DamagedError:  # it is being written, or was broken off
             continue
+        state = digest([header.meta, header.extras])
+        found.append(Kept(name, header.label, state))
     return found
 
 
@@ -73,14 +65,14 @@ def sources(catalogue: Catalogue) -> dict[Moment, list[list[Source]]]:
     copies = defaultdict(lambda: defaultdict(list))
     for process, files in enumerate(catalogue):
         for file in files:
-            if file.processes != len(catalogue):
+            label, source = file.label, Source(process, file.name)
+            key = label.moment, file.state
+            if label.processes != len(catalogue):
                 continue
-            key = Moment(file.attempt, file.step), file.state
-            source = Source(process, file.name)
-            if file.rest < 0:
-                here[key][file.rank].append(source)
+            if label.rest < 0:
+                here[key][label.rank].append(source)
             else:
-                copies[key][file.rank].append((source, file.rest))
+                copies[key][label.rank].append((source, label.rest))
     found = {}
     for key in here:
         every = [
@@ -97,19 +89,6 @@ def without(catalogue: Catalogue, damaged: set[Source]) -> Catalogue:
         [file for file in files if Source(process, file.name) not in damaged]
         for process, files in enumerate(catalogue)
     ]
-
-
-def _kept(name: str, header: Header) -> Kept:
-    state = digest([header.meta, header.extras])
-    return Kept(
-        name,
-        header.attempt,
-        header.step,
-        header.rank,
-        header.processes,
-        header.rest,
-        state,
-    )
 
 
 def _of_rank(

@@ -24,30 +24,51 @@ from ._blocks import Block
 _ALIGNED = 64  # bytes
 
 
-class Header(NamedTuple):
-    """What a file says about its contents.
+class Moment(NamedTuple):
+    """A step of an attempt. A later attempt counts more than a later step."""
+
+    attempt: int
+    step: int
+
+
+class Label(NamedTuple):
+    """The state and the process that a file belongs to.
 
     Attributes:
-      attempt: How often the job had been started when this was written.
+      attempt: How often the job had been started when the file was written.
       step: The step of the state.
       rank: The process whose blocks these are.
       processes: The number of processes of the job.
-      meta: What `save` writes about a state.
-      extras: The extras that `snapshot` was given.
-      own: The values in the extras of this process alone.
       rest: The process whose part has the blocks that a copy leaves out; -1 in a part.
-      checksums: The CRC-32 of each block.
-      offsets: Where each block begins.
     """
 
     attempt: int
     step: int
     rank: int
     processes: int
+    rest: int = -1
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.attempt, self.step)
+
+
+class Header(NamedTuple):
+    """The header of a file.
+
+    Attributes:
+      label: The state and the process that the file belongs to.
+      meta: What `save` writes about a state.
+      extras: The extras that `snapshot` was given.
+      own: The values in the extras of this process alone.
+      offsets: Where each block begins.
+      checksums: The CRC-32 of each block.
+    """
+
+    label: Label
     meta: dict[str, Any]
     extras: dict[str, Any]
     own: list[Any]
-    rest: int
     offsets: dict[Block, int]
     checksums: dict[Block, int]
 
@@ -101,12 +122,6 @@ def withdraw(path: pathlib.Path) -> None:
     _header(path).unlink(missing_ok=True)
 
 
-def remove(path: pathlib.Path) -> None:
-    """Removes a file, its header first."""
-    withdraw(path)
-    _data(path).unlink(missing_ok=True)
-
-
 def read_header(path: pathlib.Path) -> Header:
     """Reads the header of a file; raises a `DamagedError` if it is not whole."""
     try:
@@ -135,6 +150,7 @@ def header_of(text: str) -> Header:
         for name, start, shape, dtype, at, sum_ in content["offsets"]
     ]
     return Header(**content)._replace(
+        label=Label(*content["label"]),
         offsets={each: at for each, at, _ in rows},
         checksums={each: sum_ for each, _, sum_ in rows},
     )
@@ -147,11 +163,11 @@ def read(
     with open(_data(path), "rb") as file:
         for each in blocks:
             file.seek(header.offsets[each])
-            yield each, filled(each.size, file)
+            yield each, taken(each.size, file)
 
 
-def filled(size: int, file: Any) -> bytearray:
-    """Reads `size` bytes from a file or a connection; raises an `EOFError` before."""
+def taken(size: int, file: Any) -> bytearray:
+    """Reads `size` bytes of a file or a connection; raises an `EOFError` if it ends."""
     content = bytearray(size)
     view, done = memoryview(content), 0
     while done < size:
@@ -166,7 +182,7 @@ def checked(header: Header, block: Block, content: bytearray) -> np.ndarray:
     """Returns a block as an array; raises a `DamagedError` if it is not whole."""
     if zlib.crc32(content) != header.checksums[block]:
         raise DamagedError(
-            f"{block.name} of process {header.rank} is not what was written"
+            f"{block.name} of process {header.label.rank} is not what was written"
         )
     return np.frombuffer(content, jnp.dtype(block.dtype)).reshape(block.shape)
 

@@ -1,4 +1,4 @@
-"""What the processes of a job tell each other about snapshots, beside their steps.
+"""Messages between the processes of a job about their snapshots.
 
 Process 0 says at each point whether all copy, and in how many steps the next point is.
 Each process says when its part is complete, and when it has copied those of others.
@@ -12,12 +12,12 @@ import jax
 
 from pipejax._internal.key_value_client import key_value_client
 
-_PATIENCE = 600_000  # ms
+_PATIENCE = 600.0  # seconds to wait for a message
 _FOLDER = "pipejax/snapshots"
 
 
 class Point(NamedTuple):
-    """What process 0 decides.
+    """A decision of process 0.
 
     Attributes:
       copy: Whether all processes copy their blocks now.
@@ -30,8 +30,8 @@ class Point(NamedTuple):
     stop: str = ""
 
 
-class Report(NamedTuple):
-    """What a snapshot has cost a process.
+class Outcome(NamedTuple):
+    """The outcome of a snapshot for one process.
 
     Attributes:
       stops: The seconds for which it has stopped the training.
@@ -71,17 +71,17 @@ class Messages:
         """Waits until the part of a process is complete, and returns its file."""
         return self._get(f"complete/{number}/{rank}")
 
-    def report(self, number: int, report: Report) -> None:
+    def end(self, number: int, outcome: Outcome) -> None:
         """Says that this process is done with a snapshot."""
-        self._set(f"reports/{number}/{self.rank}", json.dumps(report))
+        self._set(f"outcomes/{number}/{self.rank}", json.dumps(outcome))
 
-    def reported(self, number: int, rank: int) -> Report:
-        """Waits for the report of a process."""
-        return Report(*json.loads(self._get(f"reports/{number}/{rank}")))
+    def outcome(self, number: int, rank: int) -> Outcome:
+        """Waits for the outcome of a process."""
+        return Outcome(*json.loads(self._get(f"outcomes/{number}/{rank}")))
 
-    def reports(self, number: int) -> list[Report]:
-        """Waits for the reports of all processes."""
-        return [self.reported(number, rank) for rank in range(self.processes)]
+    def outcomes(self, number: int) -> list[Outcome]:
+        """Waits for the outcomes of all processes."""
+        return [self.outcome(number, rank) for rank in range(self.processes)]
 
     def all_leave(self, seconds: float) -> bool:
         """Says that this process needs nothing more; returns whether all say so.
@@ -91,23 +91,22 @@ class Messages:
         self._set(f"leave/{self.rank}", "")
         try:
             for rank in range(self.processes):
-                key = f"{self._folder()}/leave/{rank}"
-                self.store.blocking_key_value_get(key, int(1000 * seconds))
+                self._get(f"leave/{rank}", seconds)
         except jax.errors.JaxRuntimeError:
             return False
         return True
 
     def forget(self, number: int) -> None:
         """Removes what was said about an earlier snapshot; for process 0."""
-        for folder in ("complete", "reports"):
+        for folder in ("complete", "outcomes"):
             self.store.key_value_delete(f"{self._folder()}/{folder}/{number}/")
 
     def _set(self, name: str, text: str) -> None:
         self.store.key_value_set(f"{self._folder()}/{name}", text)
 
-    def _get(self, name: str) -> str:
+    def _get(self, name: str, seconds: float = _PATIENCE) -> str:
         key = f"{self._folder()}/{name}"
-        return str(self.store.blocking_key_value_get(key, _PATIENCE))
+        return str(self.store.blocking_key_value_get(key, int(1000 * seconds)))
 
     def _folder(self) -> str:
         return f"{_FOLDER}/{self.token}"

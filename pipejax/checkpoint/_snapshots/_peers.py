@@ -18,7 +18,7 @@ from pipejax._internal import proofs
 
 from .._fault import DamagedError
 from ._blocks import Block
-from ._file import Header, filled, header_of, read, read_header, text_of
+from ._file import Header, header_of, read, read_header, taken, text_of
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def opened(
             stream.write(line.encode() + b"\n")
             stream.flush()
             for each in asked:
-                yield each, filled(each.size, stream)
+                yield each, taken(each.size, stream)
 
         yield header, read
 

@@ -9,8 +9,7 @@ from etils import epath
 
 from .._extras import filled
 from .._gather import gathered
-from .._leaves import empty
-from .._read import Choose, Saved, written
+from .._read import Choose, Saved, solid, with_empty, written
 from . import _blocks
 from ._catalogue import Source, sources, without
 from ._keeper import Keeper
@@ -29,19 +28,19 @@ def from_memory(
     """
     damaged: set[Source] = set()
     while True:
-        moments = sources(without(keeper.catalogue, damaged))
+        moments = sources(without(keeper.memory.catalogue, damaged))
         chosen = max((x for x in moments if wants(x.step)), default=None)
         if chosen is None:
             return None
-        found = _read(keeper, choose, moments[chosen][keeper.rank])
+        found = _read(keeper, choose, moments[chosen][keeper.memory.rank])
         if isinstance(found, Saved):
             keeper.restored(chosen)
-            _log.info("restored step %d from %s", chosen.step, keeper.path)
+            _log.info("restored step %d from %s", chosen.step, keeper.memory.path)
             return found
         if not found:
             _log.warning(
                 "the snapshot of step %d in %s is of other devices, and is left out",
-                *(chosen.step, keeper.path),
+                *(chosen.step, keeper.memory.path),
             )
             found = {source for each in moments[chosen] for source in each}
         damaged |= found
@@ -49,23 +48,21 @@ def from_memory(
 
 def _read(keeper: Keeper, choose: Choose, own: list[Source]) -> Saved | set[Source]:
     """Reads the part of this process; or returns files that are damaged, if any."""
-    opened = _everywhere(lambda: keeper.read(own), own)
+    opened = _everywhere(lambda: keeper.memory.read(own), own)
     if isinstance(opened, set):
         return opened
     header, contents = opened
-    wanted = choose(epath.Path(keeper.path), header.meta)
+    wanted = choose(epath.Path(keeper.memory.path), header.meta)
     shapes = written(wanted)
-    solid = {name: shape for name, shape in shapes.items() if shape.size}
-    blocks = _blocks.wanted(solid)
+    blocks = _blocks.wanted(solid(shapes))
     read = _everywhere(lambda: contents(blocks), own)
     if isinstance(read, set):
         return read
     if not all(gathered(blocks <= read.keys())):
         return set()
-    arrays = _blocks.assembled(solid, read)
-    every = {k: arrays[k] if v.size else empty(v) for k, v in shapes.items()}
+    arrays = jax.block_until_ready(_blocks.assembled(solid(shapes), read))
     extras = filled(header.extras, header.own)
-    return Saved(jax.block_until_ready(every), extras, header.meta, wanted)
+    return Saved(with_empty(shapes, arrays), extras, header.meta, wanted)
 
 
 def _everywhere(action: Callable[[], T], own: list[Source]) -> T | set[Source]:

@@ -15,9 +15,8 @@ CONTENTS = {
 def header(step=3, rank=0, *, attempt=1, processes=1, rest=-1, extras=None):
     """Returns a header without blocks."""
     meta = {"digest": "d"}
-    return _file.Header(
-        *(attempt, step, rank, processes, meta, extras or {}, [], rest), {}, {}
-    )
+    label = _file.Label(attempt, step, rank, processes, rest)
+    return _file.Header(label, meta, extras or {}, [], {}, {})
 
 
 def write(path, header, contents=CONTENTS):

@@ -28,7 +28,7 @@ def test_each_block_is_held_once():
 
 
 def test_size_is_the_sum_over_blocks():
-    assert _blocks.total(_blocks.held(arrays())) == 3 * 24 * 2
+    assert sum(each.size for each in _blocks.held(arrays())) == 3 * 24 * 2
 
 
 def test_blocks_of_shapes_equal_the_blocks_of_arrays():

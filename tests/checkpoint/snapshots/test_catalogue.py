@@ -1,23 +1,25 @@
 """Tests which snapshots count, and where each process reads its part."""
 
+import json
+
 from pipejax.checkpoint._snapshots._catalogue import (
     Kept,
-    Moment,
     Source,
     listed,
     sources,
     without,
 )
+from pipejax.checkpoint._snapshots._file import Label, Moment
 
 from .helpers import header, write
 
 
 def part(rank, step=5, *, attempt=1, processes=2, state="s", slot=0):
-    return Kept(f"part-{rank}-{slot}", attempt, step, rank, processes, -1, state)
+    return Kept(f"part-{rank}-{slot}", Label(attempt, step, rank, processes), state)
 
 
 def copy(rank, rest, step=5, *, attempt=1, processes=2, state="s"):
-    return Kept(f"copy-{rank}-0", attempt, step, rank, processes, rest, state)
+    return Kept(f"copy-{rank}-0", Label(attempt, step, rank, processes, rest), state)
 
 
 def test_snapshot_of_all_processes_counts():
@@ -70,5 +72,9 @@ def test_whole_files_of_a_folder_are_listed(tmp_path):
     write(tmp_path / "copy-1-1", header(step=4, rank=1, rest=0, processes=2))
     write(tmp_path / "part-0-1", header(step=5))
     (tmp_path / "part-0-1.json").write_text("{")
-    found = [(x.name, x.step, x.rank, x.processes, x.rest) for x in listed(tmp_path)]
-    assert found == [("copy-1-1", 4, 1, 2, 0), ("part-0-0", 3, 0, 1, -1)]
+    found = listed(tmp_path)
+    assert [(x.name, x.label) for x in found] == [
+        ("copy-1-1", Label(1, 4, 1, 2, 0)),
+        ("part-0-0", Label(1, 3, 0, 1)),
+    ]
+    assert [Kept.of_json(json.loads(json.dumps(x))) for x in found] == found

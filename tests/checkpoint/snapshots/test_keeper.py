@@ -7,7 +7,7 @@ import pytest
 
 from pipejax import checkpoint
 from pipejax.checkpoint._snapshots import _keeper, _pace
-from pipejax.checkpoint._snapshots._messages import Report
+from pipejax.checkpoint._snapshots._messages import Outcome
 
 from ...helpers import batches
 from ..helpers import init, train_step
@@ -109,7 +109,8 @@ def test_slow_snapshot_delays_no_later_snapshot(tmp_path, memory, train, monkeyp
         settled(manager)
         for seconds in (1.0, 9.0, 2.0, 3.0, 4.0):
             manager.keeper.is_due()
-            manager.keeper.reports = [Report(seconds, 2 * seconds), Report(0.0, 0.0)]
+            costs = ((seconds, 2 * seconds), (0.0, 0.0))
+            manager.keeper.outcomes = [Outcome(*each) for each in costs]
             manager.keeper._decision()
     assert asked == [(1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (2.0, 4.0), (2.0, 4.0)]
 

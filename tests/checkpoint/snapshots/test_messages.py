@@ -1,25 +1,25 @@
 """Tests what a process without a key-value store keeps to itself."""
 
-from pipejax.checkpoint._snapshots._messages import Messages, Point, Report
+from pipejax.checkpoint._snapshots._messages import Messages, Outcome, Point
 
 
-def test_decisions_and_reports_come_back():
+def test_decisions_and_outcomes_come_back():
     messages = Messages("token", 0, 1)
     messages.decide(1, Point(True, 8))
     assert messages.decision(1) == Point(True, 8)
     messages.complete(1, "part-0-0")
     assert messages.completed(1, 0) == "part-0-0"
-    messages.report(1, Report(0.5, 1.5, "full"))
-    assert messages.reports(1) == [Report(0.5, 1.5, "full")]
+    messages.end(1, Outcome(0.5, 1.5, "full"))
+    assert messages.outcomes(1) == [Outcome(0.5, 1.5, "full")]
 
 
 def test_forgotten_messages_are_gone():
     messages = Messages("token", 0, 1)
     for number in (1, 2):
         messages.complete(number, "part-0-0")
-        messages.report(number, Report(0.0, 0.0))
+        messages.end(number, Outcome(0.0, 0.0))
     messages.forget(1)
     assert sorted(messages.store._texts) == [
         "pipejax/snapshots/token/complete/2/0",
-        "pipejax/snapshots/token/reports/2/0",
+        "pipejax/snapshots/token/outcomes/2/0",
     ]

@@ -58,7 +58,7 @@ def test_server_goes_on_after_a_stranger(tmp_path, address):
     with socket.create_connection(address) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\n\n" * 100)
     with opened(address, SECRET, "part-0-0") as (found, _):
-        assert found.step == 3
+        assert found.label.step == 3
 
 
 def test_closed_server_accepts_nothing(tmp_path):

@@ -1,0 +1,113 @@
+"""The memory of a job's hosts, as one of its processes sees it."""
+
+import contextlib
+import pathlib
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipejax._internal import proofs
+from pipejax._internal.key_value_client import coordinator
+
+from .._fault import Fault, agreed, all_or_none
+from .._gather import gathered
+from . import _file, _peers
+from ._blocks import Block
+from ._catalogue import Catalogue, Kept, Source, listed
+from ._folder import Folder, job_of
+from ._holders import holders
+
+Opened = tuple[_file.Header, Callable[[Iterable[Block]], Iterator[Any]]]
+
+
+class Memory:
+    """The files of a job in the memory of its hosts. All processes open it together.
+
+    Attributes:
+      rank: The rank of this process.
+      processes: The number of processes of the job.
+      token: What process 0 has drawn for this opening. It is also the secret.
+      fault: Why nothing can be written on some host, or an empty text.
+      catalogue: The files that were there, by the process that lists them.
+      attempt: How often the job has been started.
+      holders: The process that keeps the copy of each process's part.
+    """
+
+    def __init__(self, memory: pathlib.Path, checkpoints: str) -> None:
+        self.rank, self.processes = jax.process_index(), jax.process_count()
+        number = all_or_none(lambda: "" if self.rank else job_of(checkpoints))
+        job, self.token = gathered([number, proofs.drawn()])[0]
+        self._memory = memory
+        self._folder: Folder | None = None
+        self._server: _peers.Server | None = None
+        own: dict[str, Any] = {"files": [], "host": "", "address": []}
+        fault = None
+        try:
+            own |= self._opened(job)
+        except OSError as error:
+            fault = Fault(False, str(error))
+        fault = agreed(fault)
+        self.fault = "" if fault is None else fault.text
+        every = gathered(own)
+        self.catalogue: Catalogue = [
+            [Kept.of_json(file) for file in each["files"]] for each in every
+        ]
+        attempts = [x.label.attempt for files in self.catalogue for x in files]
+        self.attempt = 1 + max(attempts, default=0)
+        self.holders = holders([each["host"] for each in every])
+        self._addresses = [(*each["address"],) for each in every]
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Returns the folder of this job on this host."""
+        return self._memory if self._folder is None else self._folder.path
+
+    def read(
+        self, sources: list[Source]
+    ) -> tuple[_file.Header, Callable[[set[Block]], dict[Block, np.ndarray]]]:
+        """Returns the header of the first file, and a function that reads blocks."""
+
+        def contents(blocks: set[Block]) -> dict[Block, np.ndarray]:
+            found: dict[Block, np.ndarray] = {}
+            for source in sources:
+                with self.opened(source) as (header, read):
+                    there = [x for x in header.offsets if x in blocks - found.keys()]
+                    for block, content in read(there):
+                        found[block] = _file.checked(header, block, content)
+            return found
+
+        with self.opened(sources[0]) as (header, _):
+            return header, contents
+
+    @contextlib.contextmanager
+    def opened(self, source: Source) -> Iterator[Opened]:
+        """Opens a file of this host or of another, as `_peers.opened` does."""
+        if source.process == self.rank:
+            path = self.path / source.name
+            header = _file.read_header(path)
+            yield header, lambda blocks: _file.read(path, header, blocks)
+            return
+        address = self._addresses[source.process]
+        with _peers.opened(address, self.token.encode(), source.name) as opened:
+            yield opened
+
+    def close(self, *, remove: bool) -> None:
+        """Ends, and may free what the processes of this host have written."""
+        if self._server is not None:
+            self._server.close()
+        if self._folder is not None:
+            self._folder.close(remove=remove)
+
+    def _opened(self, job: str) -> dict[str, Any]:
+        self._folder = Folder(self._memory, job, self.rank)
+        address: list[Any] = []
+        if self.processes > 1:
+            self._server = _peers.Server(self._folder.path, self.token.encode())
+            address = [_peers.own_address(coordinator()), self._server.port]
+        # Processes that share the memory share its loss.
+        where = self._memory.stat()
+        host = f"{socket.gethostname()} {where.st_dev} {where.st_ino}"
+        return {"files": listed(self.path), "host": host, "address": address}
