@@ -77,8 +77,9 @@ def snapshot(
         if newest is not None and step <= newest:
             raise ValueError(
                 "`state` must be of a later step than the snapshots in"
-                f" {keeper.memory.path}, got step {step} where the newest is of step {newest}. Restore it"
-                " first, or begin in another folder of checkpoints."
+                f" {keeper.memory.path}, got step {step} where the newest is of step"
+                f" {newest}. Restore it first, or begin in another folder of"
+                " checkpoints."
             )
         leaves = on_devices(state).items()
         arrays = {name: encoded(leaf) for name, leaf in leaves if leaf.size}

@@ -17,9 +17,8 @@ the time of the whole job. The rest of the time has these parts:
 
 import json
 import pathlib
-import statistics
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 Event = dict[str, Any]
@@ -91,36 +90,39 @@ def goodput(
       The goodput; `None` with fewer than two steps.
     """
     attempts = _attempts(timelines[0])
-    spans = [_Span.of(*pair) for steps in attempts for pair in pairwise(steps)]
-    firsts = [_Span.of(*steps[:2]) for steps in attempts if len(steps) > 1]
-    if not spans:
+    spans = [[_Span.of(*pair) for pair in pairwise(steps)] for steps in attempts]
+    firsts = [span for each in spans for span in each[:1]]
+    others = [span for each in spans for span in each[1:]]
+    if not firsts:
         return None
-    others = [span for span in spans if span not in firsts] or spans
-    usual = statistics.median(
-        [span.seconds / span.steps for span in others for _ in range(span.steps)]
-    )
+    usual = _median(others or firsts)
     parts = dict.fromkeys(PARTS, 0.0)
     last, seen, done = begun, -1, 0
     for steps in attempts:
         _gap(timelines, last, steps[0]["at"], cut_off, parts)
         done += max(0, steps[-1]["step"] - max(steps[0]["step"], seen))
         last, seen = steps[-1]["at"], max(seen, steps[-1]["step"])
-    taken = sum(span.steps for span in spans)
+    taken = sum(span.steps for span in firsts + others)
     parts["useful"] = usual * done
     parts["again"] = usual * (taken - done)
-    parts["saves"] = sum(span.saves for span in spans)
-    excess = [span.seconds - usual * span.steps for span in spans]
-    first = [span.seconds - usual * span.steps for span in firsts]
-    parts["compilation"] = sum(first)
-    parts["slow steps"] = sum(excess) - sum(first)
+    parts["saves"] = sum(span.saves for span in firsts + others)
+    for name, spans_of in (("compilation", firsts), ("slow steps", others)):
+        parts[name] = sum(span.seconds - usual * span.steps for span in spans_of)
     parts["end"] = until - last
     return Goodput(until - begun, usual, done, parts)
+
+
+def _median(spans: Sequence["_Span"]) -> float:
+    """Returns the median time of a step, where a span counts as often as its steps."""
+    each = sorted((span.seconds / span.steps, span.steps) for span in spans)
+    before = accumulate(steps for _, steps in each)
+    half = sum(steps for _, steps in each) / 2
+    return next(x for (x, _), n in zip(each, before, strict=True) if n >= half)
 
 
 class _Span(NamedTuple):
     """Some steps of an attempt, between two events."""
 
-    at: float
     steps: int
     seconds: float  # without saves
     saves: float
@@ -129,7 +131,6 @@ class _Span(NamedTuple):
     def of(cls, first: Event, second: Event) -> "_Span":
         saves = second["saves"] - first["saves"]
         return cls(
-            first["at"],
             second["step"] - first["step"],
             second["at"] - first["at"] - saves,
             saves,
