@@ -18,6 +18,24 @@ from .helpers import Store
 
 
 @pytest.fixture
+def lifeline(monkeypatch):
+    """Returns a function that connects this process to one of a rank."""
+    # These calls would end the tests.
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    for name, empty in (("_kept", {}), ("_said", {}), ("_closed", set())):
+        monkeypatch.setattr(_liveness, name, empty)
+    ends = socket.socketpair()
+
+    def connected(rank):
+        _liveness.keep({rank: ends[0]})
+        return ends[1]
+
+    yield connected
+    for end in ends:
+        end.close()
+
+
+@pytest.fixture
 def monitors(monkeypatch):
     """Starts two monitors in this process, and collects their diagnoses."""
     monkeypatch.setattr(_monitor, "PERIOD", 0.02)
@@ -186,15 +204,20 @@ def test_exception_is_described_without_its_notes():
     assert _monitor.described(caught.value) == "KeyError: 'label'"
 
 
-def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch):
+def left(monitor, progress):
+    """Lets a monitor of rank 1 see that all have finished."""
+    progress.finished = True
+    monitor.store.post(ProcessReport(0, "host0", finished=True, over=True))
+    return monitor.over.wait(10)
+
+
+def test_process_with_a_closed_connection_is_named_before_the_limit(
+    lifeline, monkeypatch
+):
     """Process 1 sends one report and no more, and then closes its connection."""
     monkeypatch.setattr(_monitor, "PERIOD", 0.02)
     monkeypatch.setattr(_diagnose, "CLOSED", 0.2)
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
-    here, there = socket.socketpair()
-    for name, empty in (("_kept", {}), ("_said", {}), ("_closed", set())):
-        monkeypatch.setattr(_liveness, name, empty)
-    _liveness.keep({1: here})
+    there = lifeline(1)
     store, diagnoses = KeyValueStore(Store()), {}
     progress = _monitor.Progress(since=time.monotonic())
     first = _monitor.Monitor(store, 0, 2, 60.0, progress, diagnoses.setdefault)
@@ -211,16 +234,11 @@ def test_process_with_a_closed_connection_is_named_before_the_limit(monkeypatch)
     progress.finished = True
     store.post(ProcessReport(1, "host1", count=1, finished=True))
     assert first.over.wait(10)
-    here.close()
 
 
-def test_living_process_reports_its_closed_connection(monkeypatch):
+def test_living_process_reports_its_closed_connection(lifeline):
     """A network device may close a connection that nobody uses."""
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
-    here, there = socket.socketpair()
-    for name, empty in (("_kept", {}), ("_said", {}), ("_closed", set())):
-        monkeypatch.setattr(_liveness, name, empty)
-    _liveness.keep({0: here})
+    there = lifeline(0)
     store, progress = KeyValueStore(Store()), _monitor.Progress()
     monitor = _monitor.Monitor(store, 1, 2, 60.0, progress, lambda *_: None)
     monitor.start()
@@ -228,13 +246,19 @@ def test_living_process_reports_its_closed_connection(monkeypatch):
     until(lambda: any(report.cut for report in store.reports(1)))
     first = _monitor.Monitor(store, 0, 2, 60.0, progress, lambda *_: None)
     first._closed = {1: time.monotonic() - 9.0}
-    first._note(store.reports())
     assert first._closed_for(store.reports(1)[0], time.monotonic()) == 0.0
-    first._newest.clear()
-    progress.finished = True
-    store.post(ProcessReport(0, "host0", finished=True, over=True))
-    assert monitor.over.wait(10)
-    here.close()
+    assert left(monitor, progress)
+
+
+def test_diagnosis_of_process_0_comes_over_the_connection(lifeline):
+    there, diagnoses = lifeline(0), {}
+    store, progress = KeyValueStore(Store()), _monitor.Progress(since=time.monotonic())
+    monitor = _monitor.Monitor(store, 1, 2, 60.0, progress, diagnoses.setdefault)
+    monitor.start()
+    there.sendall(b"process 2 on host2 died\0")
+    until(lambda: diagnoses)
+    assert diagnoses == {1: "process 2 on host2 died"}
+    assert left(monitor, progress)
 
 
 def test_monitor_held_up_for_a_moment_counts_silence_anew(monkeypatch):
@@ -257,23 +281,3 @@ def test_monitor_held_up_for_a_moment_counts_silence_anew(monkeypatch):
     monitor._look()
     assert diagnoses == {}
     assert not monitor._found
-
-
-def test_diagnosis_of_process_0_comes_over_the_connection(monkeypatch):
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
-    here, there = socket.socketpair()
-    for name, empty in (("_kept", {}), ("_said", {}), ("_closed", set())):
-        monkeypatch.setattr(_liveness, name, empty)
-    _liveness.keep({0: here})
-    store, diagnoses = KeyValueStore(Store()), {}
-    progress = _monitor.Progress(since=time.monotonic())
-    monitor = _monitor.Monitor(store, 1, 2, 60.0, progress, diagnoses.setdefault)
-    monitor.start()
-    there.sendall(b"process 2 on host2 died\0")
-    until(lambda: diagnoses)
-    assert diagnoses == {1: "process 2 on host2 died"}
-    progress.finished = True
-    store.post(ProcessReport(0, "host0", finished=True, over=True))
-    assert monitor.over.wait(10)
-    here.close()
-    there.close()

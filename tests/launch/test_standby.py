@@ -32,40 +32,29 @@ def said(program):
     return [line for line in out.splitlines() if line[:1] in "-i0123456789"]
 
 
-def test_waiting_process_is_woken_with_its_variables():
-    assert said("""
-reserve.fill(starts(1))
-reserve.fill(starts(2))  # it is there
-(process,) = reserve.take(starts(3))
-print(process.stdout.read(), end="")
-""") == ["imported", "3 3"]
-
-
-def test_new_process_is_started_if_none_stands_by():
-    assert said("""
-(process,) = reserve.take(starts(1))
-print(process.stdout.read(), end="")
-""") == ["imported", "3 1"]
-
-
-def test_process_stands_by_only_if_wanted():
-    assert said("""
-reserve.wanted = False
-reserve.fill(starts(1))
-(process,) = reserve.take(starts(2))
-print(process.stdout.read(), end="")
-""") == ["imported", "3 2"]
-
-
-def test_new_process_is_started_if_the_other_has_died():
-    assert said("""
+KILLED = """
 reserve.fill(starts(1))
 ((process, _),) = reserve._standing
 os.kill(process.pid, signal.SIGKILL)
 process.wait()
-(process,) = reserve.take(starts(2))
-print(process.stdout.read(), end="")
-""") == ["imported", "3 2"]
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "reserve.fill(starts(1)); reserve.fill(starts(2))",  # the first is there
+        "",
+        "reserve.wanted = False; reserve.fill(starts(1))",
+        KILLED,
+    ],
+    ids=["stands by", "never filled", "not wanted", "has died"],
+)
+def test_process_is_told_its_place_whether_new_or_woken(before):
+    take = (
+        "\n(process,) = reserve.take(starts(3))\nprint(process.stdout.read(), end='')"
+    )
+    assert said(before + take) == ["imported", "3 3"]
 
 
 def test_unneeded_process_is_ended():
