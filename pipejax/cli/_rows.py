@@ -33,7 +33,7 @@ def about_accuracy(choices: Iterable[timing.RankedConfig]) -> list[str]:
     if all(is_measured(choice.config) for choice in choices):
         return []
     return [
-        f"{NOT_MEASURED[0].upper()}{NOT_MEASURED[1:]}: this codec has not been compared"
+        f"{NOT_MEASURED.capitalize()}: this codec has not been compared"
         " with synchronous training in such a step. With weight prediction, int8 and"
         " truncate have been. Compare a short run with one of width 1."
     ]
