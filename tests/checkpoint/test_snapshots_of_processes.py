@@ -83,3 +83,10 @@ def test_memory_is_freed_once_all_processes_leave_in_good_order(group, tmp_path)
         folder = tmp_path / str(fails)
         folder.mkdir()
         assert group.ask("closed", folder, fails) == [left, left]
+
+
+def test_failing_copy_ends_the_snapshots_of_all(group, tmp_path):
+    """The training goes on, and what was complete before stays."""
+    for off, newest in group.ask("failing_copy", tmp_path):
+        assert off.endswith("(process 0)")
+        assert newest == 2

@@ -77,3 +77,27 @@ def closed(folder, fails):
     except BrokenOffError:
         pass
     return len([*memory.iterdir()])
+
+
+def failing_copy(folder):
+    """Makes a snapshot whose copy cannot be fetched from process 1, and asks again.
+
+    Returns why there are no more snapshots, and the newest step that all can read.
+    """
+    _pace.FIRST, _pace.steps_between = 1, lambda *_: 1
+    rank = jax.process_index()
+    memory = pathlib.Path(folder) / f"memory of {rank}"
+    memory.mkdir()
+    train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh())
+    state = train.init(init_params())
+    with broken_off(pathlib.Path(folder) / "run", memory) as manager:
+        for number in range(3):
+            if number == 1 and rank == 1:
+                manager.keeper.memory._server.close()
+            batch = jax.tree.map(lambda x: np.split(x, 2)[rank], batches(3)[number])
+            state, _ = train.step(state, train.batch(batch))
+            checkpoint.snapshot(manager, state)
+            settled(manager)
+        off = manager.keeper.off
+    with checkpoint.manager(pathlib.Path(folder) / "run", memory=memory) as manager:
+        return off, manager.latest_step()

@@ -502,28 +502,22 @@ def sleeps():
         time.sleep(600)
 
 
-def trained(folder, until):
-    from ...checkpoint.snapshots import tasks
+def of_snapshots(name):
+    """Returns a task whose module is imported when it is first asked for."""
 
-    return tasks.trained(folder, until)
+    def task(*arguments):
+        from ...checkpoint.snapshots import tasks
 
+        return getattr(tasks, name)(*arguments)
 
-def differing_extras(folder):
-    from ...checkpoint.snapshots import tasks
-
-    return tasks.differing_extras(folder)
-
-
-def closed(folder, fails):
-    from ...checkpoint.snapshots import tasks
-
-    return tasks.closed(folder, fails)
+    return task
 
 
 TASKS = {
-    "closed": closed,
-    "trained": trained,
-    "differing_extras": differing_extras,
+    **{
+        name: of_snapshots(name)
+        for name in ("trained", "differing_extras", "closed", "failing_copy")
+    },
     "rank": jax.process_index,
     "stateful": stateful,
     "exact": exact,
