@@ -38,7 +38,7 @@ from .provoke import CUT_OFF, Fault, Kind, Lost
 # A color for each part, of which no two are alike.
 COLORS = (
     *("#7fb2e5", "#f4a261", "#f6d186", "#8fc98f", "#e57373", "#c9a0dc"),
-    *("#bf9b84", "#f5b6d2", "#b8b8b8", "#d2d97a", "#7fd1d6"),
+    *("#bf9b84", "#f5b6d2", "#b8b8b8", "#d2d97a", "#7fd1d6", "#dddddd"),
 )
 
 

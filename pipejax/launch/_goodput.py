@@ -3,12 +3,13 @@
 *Goodput* is the number of different steps, times the median time of a step, divided by
 the time of the whole job. The rest of the time has these parts:
 
+- first start: all before the first step, and what this step took above the median,
 - again: steps that were done a second time, because no checkpoint or snapshot had them,
 - slow steps: what steps took above the median,
 - saves: checkpoints and snapshots, as long as they stopped the training,
 - detection: from the last step before a fault until the processes were started again,
 - outage: the part of it in which a link was cut off, if that is known,
-- start: imports and the roll call,
+- start: imports and the roll call of a restart,
 - build: everything between joining and the first step, but restoring,
 - restore: reading a checkpoint or a snapshot,
 - compilation: what the first step took above the median,
@@ -23,8 +24,8 @@ from typing import Any, NamedTuple
 
 Event = dict[str, Any]
 PARTS = (
-    *("useful", "again", "slow steps", "saves", "detection", "outage"),
-    *("start", "build", "restore", "compilation", "end"),
+    *("useful", "first start", "again", "slow steps", "saves", "detection"),
+    *("outage", "start", "build", "restore", "compilation", "end"),
 )
 
 
@@ -97,17 +98,21 @@ def goodput(
         return None
     usual = _median(others or firsts)
     parts = dict.fromkeys(PARTS, 0.0)
-    last, seen, done = begun, -1, 0
-    for steps in attempts:
-        _gap(timelines, last, steps[0]["at"], cut_off, parts)
+    last, seen, done = attempts[0][0]["at"], -1, 0
+    parts["first start"] = last - begun
+    for number, steps in enumerate(attempts):
+        if number > 0:
+            _gap(timelines, last, steps[0]["at"], cut_off, parts)
         done += max(0, steps[-1]["step"] - max(steps[0]["step"], seen))
         last, seen = steps[-1]["at"], max(seen, steps[-1]["step"])
     taken = sum(span.steps for span in firsts + others)
     parts["useful"] = usual * done
     parts["again"] = usual * (taken - done)
     parts["saves"] = sum(span.saves for span in firsts + others)
-    for name, spans_of in (("compilation", firsts), ("slow steps", others)):
-        parts[name] = sum(span.seconds - usual * span.steps for span in spans_of)
+    above = [span.seconds - usual * span.steps for span in firsts]
+    parts["first start"] += above[0]
+    parts["compilation"] = sum(above[1:])
+    parts["slow steps"] = sum(span.seconds - usual * span.steps for span in others)
     parts["end"] = until - last
     return Goodput(until - begun, usual, done, parts)
 
