@@ -9,6 +9,8 @@ from typing import NamedTuple
 # process that loses a connection fails at once, and the process that closed it falls
 # silent. The fault lies with the silent process.
 GRACE = 5.0
+# A process that still reports so many seconds after a failure is not its cause.
+HEARD = 1.0
 # Seconds in which a process whose connection has closed can say that it lives.
 CLOSED = 0.7
 # A process is silent after this many of its steps, but not before so many seconds.
@@ -64,18 +66,23 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
     """
     # A process that has finished begins no more steps, and may have ended.
     working = [each for each in seen if not each.report.finished]
-    failed = [each.report for each in seen if each.report.failed]
+    failed = [each for each in seen if each.report.failed]
     # 1. A process without a report for `limit`, or for the time that its pace allows,
     # has died, was stopped or is cut off. If any process has failed, `GRACE` is enough,
     # because the failure came from the silence.
     if silent := silence(working, GRACE if failed else limit):
         return silent
-    # 2. The process that failed first is at fault. The diagnosis waits for `2 * GRACE`,
-    # within which rule 1 can still find a silent process that is the cause.
+    # 2. The process that failed first is at fault, unless it may have failed because of
+    # a silent one, which rule 1 would still find.
     if failed:
-        first = max(failed, key=lambda report: report.since)
+        ago, _, first = max(
+            (each.age + each.report.since, -each.report.rank, each.report)
+            for each in failed
+        )
+        others = [each.age for each in working if not each.report.failed]
+        heard = all(age < ago - HEARD for age in others)
         failure = f"{first} failed at step {first.step}: {first.failed}"
-        return failure if first.since > 2 * GRACE else ""
+        return failure if heard or ago > 2 * GRACE else ""
     reports = [each.report for each in working]
     # 3. While a process has paused, the others may wait for it for any time.
     if not reports or any(report.paused for report in reports):

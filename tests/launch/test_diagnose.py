@@ -7,6 +7,7 @@ import pytest
 from pipejax.launch._diagnose import (
     CLOSED,
     GRACE,
+    HEARD,
     LEAST,
     STEPS,
     ProcessReport,
@@ -61,8 +62,9 @@ def stuck(rank, **changes):
         [seen(0), seen(1, age=999.0, finished=True)],
         [seen(0), stuck(1, finished=True)],
         [seen(0, finished=True), seen(1, finished=True)],
-        # Another process may fall silent soon, and be the cause of the failure.
-        [seen(0), seen(1, failed="Gloo", since=GRACE)],
+        # Another process may have fallen silent, and be the cause of the failure.
+        [seen(0), seen(1, failed="Gloo", since=HEARD)],
+        [seen(0, age=GRACE - 0.5), seen(1, failed="Gloo", since=GRACE)],
     ],
 )
 def test_healthy_processes_have_no_diagnosis(fine):
@@ -94,10 +96,20 @@ def test_healthy_processes_have_no_diagnosis(fine):
             [seen(0, failed="Gloo"), seen(1, age=GRACE + 1)],
             "process 1 on host1 has said nothing for 6.0 s, last at step 3",
         ),
+        # The first of several that have failed is at fault, if all others are alive, or
+        # whatever they are after ten seconds.
         (
             [
-                seen(0, failed="Gloo", since=2 * GRACE + 1),
-                seen(1, failed="KeyError: 'x'", since=2 * GRACE + 2),
+                seen(0),
+                seen(1, age=0.4, failed="KeyError: 'x'", since=HEARD + 0.5),
+                seen(2, age=0.1, failed="Gloo", since=HEARD + 0.7),
+            ],
+            "process 1 on host1 failed at step 3: KeyError: 'x'",
+        ),
+        (
+            [
+                seen(0, age=GRACE, busy="a checkpoint"),
+                seen(1, failed="KeyError: 'x'", since=2 * GRACE),
             ],
             "process 1 on host1 failed at step 3: KeyError: 'x'",
         ),
