@@ -79,7 +79,4 @@ class Pipejax(Stepped):
 
         With a sharded optimizer, they are complete after a drain alone.
         """
-        params = self.state.params
-        if self.state.gathered is not None:
-            params = self.state.gathered
-        return jax.tree.map(lambda x: x.addressable_data(0), params)
+        return jax.tree.map(lambda x: x.addressable_data(0), self.state.gathered)

@@ -10,7 +10,7 @@ from etils import epath
 from pipejax._internal.types import Tree
 from pipejax.train_step import LocalState, PipelineState, TrainStep
 
-from ._leaves import Form, form, named, part_of
+from ._leaves import GATHERED, Form, form, named, part_of
 from ._meta import passengers_of
 
 
@@ -28,11 +28,11 @@ def check_kind(path: epath.Path, meta: dict[str, Any], *, rounds: bool) -> None:
 def check_train(
     path: epath.Path, meta: dict[str, Any], train: TrainStep, like: PipelineState
 ) -> None:
-    sharded = any(part_of(name, ("gathered",)) for name in meta["leaves"])
-    rules = {
-        "width": (meta["width"], train.width),
-        "shard_optimizer": (sharded, like.gathered is not None),
-    }
+    rules = {"width": (meta["width"], train.width)}
+    if 1 not in (meta["spread"]["devices"], train.config.devices):
+        # A single device divides nothing, whether or not its optimizer is sharded.
+        saved = any(part_of(name, (GATHERED,)) for name in meta["leaves"])
+        rules["shard_optimizer"] = saved, like.trainable.gathered is not None
     for name, (was, now) in rules.items():
         if was != now:
             raise ValueError(

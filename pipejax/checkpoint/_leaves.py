@@ -20,6 +20,10 @@ from pipejax._internal.keys import is_key
 Form = tuple[tuple[int, ...], str]
 """The shape of a leaf and the name of its dtype."""
 
+# Parts of a state that are sometimes not read, but made anew.
+QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"
+MEAN, SLOPES, GATHERED = "mean", "slopes", "gathered"
+
 
 def named(tree: Any) -> dict[str, Any]:
     """Returns the leaves of `tree` by name; raises a ValueError if two names are equal.

@@ -20,14 +20,11 @@ from ._check_saved import (
     check_train,
     differing,
 )
-from ._leaves import named, part_of
+from ._leaves import CODECS, GATHERED, MEAN, QUEUE, SLOPES, named, part_of
 from ._read import Wanted
 from ._reshard import shapes_on
 from ._spread import Spread
 
-# Parts of a state that are sometimes not read, but made anew.
-QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"
-MEAN, SLOPES = "mean", "slopes"
 _GRADIENT = re.compile(r"(in_flight\.pending\[\d+\]\.gradients|mean\.g)")
 
 
@@ -87,6 +84,7 @@ def _anew(
         CODECS: before.same_codecs(now, *(x.all_reduce for x in train.phases)),
         MEAN: same_mean,
         SLOPES: same_mean,
+        GATHERED: before.devices == now.devices,
     }
     return tuple(part for part, is_read in read.items() if not is_read)
 
@@ -99,6 +97,8 @@ def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
         in_flight = in_flight._replace(codec_states={})
     if MEAN in anew:
         like = like._replace(trainable=like.trainable._replace(mean=None, slopes=None))
+    if GATHERED in anew:
+        like = like._replace(trainable=like.trainable._replace(gathered=None))
     return like._replace(in_flight=in_flight)
 
 

@@ -2,13 +2,15 @@
 
 import logging
 
+import jax
+import optax
+
 from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
 from pipejax._core.step import common_of
 from pipejax._internal.mesh import axes
 from pipejax.train_step import PipelineState, StepInfo, TrainStep
 
-from ._leaves import zeros
-from ._pipeline_form import CODECS, MEAN, QUEUE
+from ._leaves import CODECS, GATHERED, MEAN, QUEUE, zeros
 from ._read import Saved, rebuilt, warn_of_lost
 from ._reshard import reshard
 
@@ -26,6 +28,8 @@ def pipeline_state(
     state = rebuilt(saved)
     if MEAN in anew:
         state = _with_new_mean(train, state, wanted)
+    if GATHERED in anew:
+        state = _with_new_gathered(train, state, wanted)
     if before != now:
         state = reshard(train, state, before)
     if QUEUE in anew:
@@ -64,6 +68,22 @@ def _with_new_mean(
         mean = mean._replace(known=mean.known | bool(state.shards.data_axes))
     slopes = zeros(wanted.slopes, common.trainable.slopes)
     trained = state.trainable._replace(mean=mean, slopes=slopes)
+    return state._replace(trainable=trained)
+
+
+def _with_new_gathered(
+    train: TrainStep, state: PipelineState, wanted: PipelineState
+) -> PipelineState:
+    form = wanted.trainable.gathered
+    if form is None:
+        return state
+    common = state_shardings(common_of(wanted), train.mesh, train.axis_name)
+
+    def gather(params: optax.Params) -> optax.Params:
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), params, form)
+
+    gather = jax.jit(gather, out_shardings=common.trainable.gathered)
+    trained = state.trainable._replace(gathered=gather(state.params))
     return state._replace(trainable=trained)
 
 

@@ -13,9 +13,17 @@ hides each of them.
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipejax._internal.keys import as_numbers
+from pipejax._internal.shards import over_own_axes
 from pipejax._internal.wire import Transfer
 
 # States of the codecs between two sums, by the name of the site.
@@ -143,6 +151,39 @@ def on_first(stages: Stages) -> Stages:
         return link._replace(run=run)
 
     return Stages(tuple(map(of_pair, stages.links)), stages.inits)
+
+
+def guarded(stages: Stages, usable: jax.Array) -> Stages:
+    """Returns the same stages, which change no state unless `usable` is true.
+
+    A state is then replaced where it is made, so that the new one may take the memory
+    of the old one. An element that is not finite is never taken.
+    """
+
+    barrier = functools.partial(over_own_axes, lax.optimization_barrier)
+
+    def kept(new: jax.Array, old: jax.Array) -> jax.Array:
+        if new is old:
+            return old
+        floats = jnp.issubdtype(new.dtype, jnp.inexact)
+        return jnp.where(usable & jnp.isfinite(new) if floats else usable, new, old)
+
+    def own(link: Link) -> Link:
+        if isinstance(link, Sent):
+            return link
+
+        def run(value: Any, states: States) -> tuple[Any, States]:
+            value, new = link.run(value, states)
+            if all(map(operator.is_, *map(jax.tree.leaves, (new, states)))):
+                return value, states
+            new = jax.tree.map(kept, new, states)
+            # The new state is there before anything is sent. Later, what was encoded
+            # would have to stay for it.
+            return as_numbers(barrier, (value, new))
+
+        return link._replace(run=run)
+
+    return Stages(tuple(map(own, stages.links)), stages.inits)
 
 
 def renamed(stages: Stages, prefix: str) -> Stages:

@@ -1,6 +1,7 @@
 """Makes a Pipe-SGD train step from a loss function, an optimizer and a mesh."""
 
 import dataclasses
+import functools
 import logging
 from typing import Literal
 
@@ -170,7 +171,8 @@ def make_train_step(
         nothing. `True` is the default.
       executor: `"fused"` runs a step as one program. `"host"` sums on a thread beside
         the compute. `"auto"` takes the executor that hides communication on these
-        devices, and says which one and why in `train.executor`.
+        devices, and says which one and why in `train.executor`. A single device, which
+        exchanges nothing, always runs one program.
       skip_nonfinite: Whether to skip an update if a reduced gradient or change of model
         state is not finite, and to count it. `False` leaves such gradients to the
         optimizer (`optax.apply_if_finite`, `optax.zero_nans`). The codecs of the
@@ -182,7 +184,8 @@ def make_train_step(
         by element, apart from sums over whole arrays such as a global norm.
         `state.params` are split along an axis that divides among the devices, and
         `state.gathered` are the whole parameters that every device computes with, in
-        `compute_dtype`.
+        `compute_dtype`. A single device divides nothing, but refuses what several would
+        refuse.
       gather_codec: With `shard_optimizer`, a codec for the all-gather, such as
         `pj.codecs.int4()`. The owner of a piece has new values x of what devices have
         gathered as y. It sends the difference, and all devices, itself among them, move
@@ -251,8 +254,11 @@ def make_train_step(
     schedule = check_all_reduce(all_reduce, axis_name)
     if sharded:
         check_sharded_optimizer(schedule, mesh, axis_name, rule, executor)
+    make = replicated_step
+    if sharded:
+        make = functools.partial(zero1_step, devices=size_along(mesh, axis_name))
     config = StepConfig(
-        step=zero1_step(settings) if sharded else replicated_step(settings),
+        step=make(settings),
         mesh=mesh,
         width=check_width(width),
         all_reduce=schedule.phases[-1],

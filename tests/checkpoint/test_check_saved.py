@@ -2,6 +2,7 @@
 
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,6 +156,26 @@ def test_changed_shard_optimizer_is_refused(tmp_path, was, devices):
     )
     with pytest.raises(ValueError, match=rule):
         restored(tmp_path, state, *made(METRIC, devices, shard_optimizer=not was))
+
+
+@pytest.mark.parametrize("codec", [None, pj.codecs.int4(8)], ids=["whole", "int4"])
+@pytest.mark.parametrize(("was", "now"), [(4, 1), (1, 4)])
+def test_sharded_optimizer_continues_on_one_device_and_back(tmp_path, was, now, codec):
+    options = {"shard_optimizer": True, "gather_codec": codec, "width": 3}
+    train, params = made(METRIC, was, **options)
+    state = started(train, params, 4)
+    other, _ = made(METRIC, now, **options)
+    found = restored(tmp_path, state, other, params)
+    state, _ = train.drain(state)
+    chex.assert_trees_all_close(
+        (found.params, found.opt_state), (state.params, state.opt_state)
+    )
+    assert_bits_equal(*jax.device_get((found.gathered, found.params)))
+    params, opt_state = jax.device_get((state.params, state.opt_state))
+    wanted = other.init(params, opt_state=opt_state, batch=BATCH)
+    for _ in range(3):
+        (found, _), (wanted, _) = (other.step(x, BATCH) for x in (found, wanted))
+    chex.assert_trees_all_close(found.params, wanted.params)
 
 
 RESIDUALS = pj.collectives.two_shot(pj.codecs.error_feedback(pj.codecs.int8()))

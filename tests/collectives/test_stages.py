@@ -1,9 +1,11 @@
 """Tests links put together by hand: where stages begin, and how states are renamed."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pipejax.collectives import Stages, Transfer, run
-from pipejax.collectives._stages import Local, Sent, chained, local, renamed
+from pipejax.collectives._stages import Local, Sent, chained, guarded, local, renamed
 
 
 def collective(name, size):
@@ -51,6 +53,24 @@ def test_links_without_a_collective_form_the_finish():
     stages = appending("a")
     assert (stages.stages, stages.transfers) == ((), ())
     assert stages.finish(([], {})) == (["a"], {})
+
+
+@pytest.mark.parametrize(("usable", "left"), [(True, [5, 0]), (False, [0, 0])])
+def test_guarded_stages_take_no_state_that_is_not_finite(usable, left):
+    def replace(value, states):
+        return value, {
+            "lost": value,
+            "calls": states["calls"] + 1,
+            "kept": states["kept"],
+        }
+
+    stages = Stages((Local(replace, encodes=True),)) + collective("sent", 4)
+    before = {"lost": jnp.zeros(2), "calls": jnp.int32(0), "kept": jnp.array(np.nan)}
+    stages = guarded(stages, jnp.array(usable))
+    _, states = stages.stages[0]((jnp.array([5, np.inf]), before))
+    assert states["lost"].tolist() == left
+    assert states["calls"] == usable
+    assert states["kept"] is before["kept"]
 
 
 def test_states_begin_anew_or_continue_from_given_values():

@@ -44,7 +44,9 @@ def trained(client, *, exact=False, **options):
     train = pj.make_train_step(loss_fn, client.tx, mesh=pj.data_mesh(4), **options)
     if exact:  # slopes travel in the dtype of the parameters, and not in 8 bits
         settings = dataclasses.replace(train.settings, slope_dtype=jnp.float32)
-        config = dataclasses.replace(train.config, step=zero1_step(settings))
+        config = dataclasses.replace(
+            train.config, step=zero1_step(settings, train.config.devices)
+        )
         train = dataclasses.replace(train, config=config)
     state, batches = train.init(client.params), list(client.batches)
     for step in range(STEPS):

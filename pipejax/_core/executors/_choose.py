@@ -33,7 +33,12 @@ def choose_rounds(name: str, config: RoundConfig) -> FusedRounds | HostRounds:
 
 def _named(name: str, config: StepConfig) -> tuple[str, str]:
     """Returns the name of an executor, and why it is taken."""
-    name, reason = _automatic(config) if name == "auto" else (name, "asked for")
+    if name == "auto":
+        name, reason = _automatic(config)
+    elif name == "host" and config.mesh.size == 1:
+        name, reason = "fused", "one device, which exchanges nothing"
+    else:
+        reason = "asked for"
     _log.info("executor %s: %s", name, reason)
     return name, reason
 

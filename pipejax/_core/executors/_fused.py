@@ -103,10 +103,9 @@ class Fused:
     def options(self) -> Options:
         """Returns the accepted options, and those that the compiler refused."""
         config = self.config
-        if config.width == 1 or config.step.settings.delayed is not None:
-            return options_for(config.mesh, "at once")
+        late = config.width > 1 and config.step.settings.delayed is None
         grouped = inner_axes(config.mesh, config.axis_name)
-        return options_for(config.mesh, "mixed" if grouped else "delayed")
+        return options_for(config.mesh, mixed=late and bool(grouped))
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:
@@ -164,10 +163,11 @@ class Fused:
         if config.width == 1:
             fresh, computed, at_once, others = compute(state, in_flight, inputs)
             exchange = step.exchange(trained, fresh, valid, config.sums_by)
-            reduced, after = exchange.run(before)
+            reduced, after = exchange.guarded(before).run(before)
         else:
             oldest = in_flight.pending[0]
             exchange = step.exchange(trained, oldest, valid, config.sums_by)
+            exchange = exchange.guarded(before)
             # The sum that is due needs nothing of the compute, which hides it.
             value, after, computed_at_once = interleave(
                 exchange.start,
@@ -197,7 +197,7 @@ class Fused:
             exchange = step.exchange(
                 state.trainable, message, valid, self.config.sums_by
             )
-            reduced, states = exchange.run(states)
+            reduced, states = exchange.guarded(states).run(states)
             state, info = step.apply(state, None, reduced, None)
             infos.append(info)
             changes = message.changes

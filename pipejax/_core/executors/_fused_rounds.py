@@ -74,7 +74,7 @@ class FusedRounds:
     @property
     def options(self) -> Options:
         """Returns the accepted options, and those that the compiler refused."""
-        return options_for(self.config.inner.mesh, "mixed")
+        return options_for(self.config.inner.mesh, mixed=True)
 
     @functools.cached_property
     def _train(self) -> dict[StepKind, jax.stages.Wrapped]:
@@ -117,7 +117,8 @@ class FusedRounds:
         if moves.due is None:
             return compute(*args), Outcome()
         sent = self.config.sent(kind, moves, reads)
-        before, exchange = moves.due.codec_states, self.config.exchange(sent, reads)
+        before = moves.due.codec_states
+        exchange = self.config.exchange(sent, reads).guarded(before)
         value, after, trained = interleave(
             exchange.start, before, exchange.stages, compute, *args
         )

@@ -9,7 +9,7 @@ compiler, and left out if the compiler refuses it.
 
 import functools
 import logging
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,27 +25,14 @@ GPU = {
     "xla_gpu_experimental_collective_start_as_early_as_possible": True,
     # By default, a small all-reduce on one host becomes a kernel of the compute stream.
     "xla_gpu_experimental_use_collective_kernels": "",
+    # XLA would merge all-reduces up to 30 MB, by copies of what it merges and of the
+    # sums. A small array would then keep the copy of a large one in memory. At width 1,
+    # the first all-reduce would also start late.
+    "xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20,
 }
-# A gradient that is not delayed can only travel beside the rest of the backward pass.
-# XLA would merge all-reduces up to 30 MB, so that the first one starts late. If all are
-# delayed, they are there when the step begins, and few long all-reduces are best.
-GPU_AT_ONCE = {**GPU, "xla_gpu_all_reduce_combine_threshold_bytes": 8 << 20}
 # By default, all collectives count as equally long. The second collective of a codec
 # may then start after those that the devices of a group need for the backward pass.
 GPU_MIXED = {**GPU, "xla_gpu_enable_analytical_latency_estimator": True}
-Use = Literal["delayed", "at once", "mixed"]
-"""The kind of exchange in a program.
-
-- "delayed": The gradients of an earlier step.
-- "at once": Also gradients that the step itself computes.
-- "mixed": What is known when the step begins, beside collectives inside groups.
-"""
-
-GPU_BY_USE: dict[Use, dict[str, Any]] = {
-    "delayed": GPU,
-    "at once": GPU_AT_ONCE,
-    "mixed": GPU_MIXED,
-}
 TPU_V5E = {
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
@@ -77,18 +64,22 @@ class Options(NamedTuple):
 
 
 @functools.cache
-def options_for(mesh: Mesh, use: Use) -> Options:
-    """Returns the options for a step's devices, tried on the compiler."""
+def options_for(mesh: Mesh, *, mixed: bool = False) -> Options:
+    """Returns the options for a step's devices, tried on the compiler.
+
+    If `mixed`, what is known when the step begins travels beside collectives that the
+    step itself needs, such as those inside of groups.
+    """
     device = mesh.devices.flat[0]
     wanted: dict[str, Any] = {}
     if device.platform in ("gpu", "cuda"):
-        wanted = GPU_BY_USE[use]
+        wanted = GPU_MIXED if mixed else GPU
     elif device.platform == "tpu":
         wanted = TPU.get(device.device_kind, {})
     return probe(mesh, wanted)
 
 
-def compiler_options(mesh: Mesh, width: int = 2) -> dict[str, Any]:
+def compiler_options(mesh: Mesh) -> dict[str, Any]:
     """Returns options under which collectives overlap with compute, for a `jax.jit`.
 
     Use them for a program of your own. With XLA's default options, it depends on the
@@ -98,9 +89,6 @@ def compiler_options(mesh: Mesh, width: int = 2) -> dict[str, Any]:
 
     Args:
       mesh: The devices to compile for.
-      width: The width K of the program. A program of width 1 exchanges the gradients
-        that it has just computed. On GPUs, its all-reduces are merged only up to 8 MiB,
-        so that the first of them starts early in the backward pass.
 
     Returns:
       A dict to pass as `jax.jit(..., compiler_options=...)`, with the options that the
@@ -112,7 +100,7 @@ def compiler_options(mesh: Mesh, width: int = 2) -> dict[str, Any]:
       >>> compiler_options(data_mesh(1))
       {}
     """
-    return dict(options_for(mesh, "at once" if width == 1 else "delayed").kept)
+    return dict(options_for(mesh).kept)
 
 
 def probe(mesh: Mesh, wanted: dict[str, Any]) -> Options:

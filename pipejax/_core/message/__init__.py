@@ -29,3 +29,4 @@ from ._reduce import layout_of as layout_of
 from ._reduce import message_of as message_of
 from ._reduce import on_shards_of as on_shards_of
 from ._reduce import summands as summands
+from ._reduce import usable_by_all as usable_by_all

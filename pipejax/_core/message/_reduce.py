@@ -138,6 +138,20 @@ def _of_group(
     return on_shards(own, (list(specs),), (P(), P()))(list(leaves))
 
 
+def usable_by_all(message: Message, valid: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Returns whether the sum of all devices' messages will be usable.
+
+    This is known before the sum, if it does not overflow, by a collective of two
+    numbers.
+    """
+    own = Reduced.of(message, valid)
+    weight = jnp.array(True) if message.weight is None else message.weight != 0
+    # XLA would merge a sum with sums of the compute, and not a maximum.
+    flags = jnp.stack([~own.finite, weight]).astype(jnp.int32)
+    bad, weighs = lax.pmax(flags, axis_name)
+    return valid & (bad == 0) & (weighs != 0)
+
+
 def on_shards_of(message: Message, all_reduce: AllReduce) -> Any:
     """Returns the algorithm that sums a message: on shards, if a group shards it.
 

@@ -68,7 +68,7 @@ def check_not_donated(state: Tree) -> None:
 
 def check_kind(state: PipelineState, inner: tuple[str, ...], *, sharded: bool) -> None:
     """Raises a `ValueError` unless the state is split as those of the train step."""
-    split = state.gathered is not None
+    split = state.trainable.gathered is not None
     if split != sharded:
         raise ValueError(
             f"`state` must be of a train step with shard_optimizer={sharded}, as this"

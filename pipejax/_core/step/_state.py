@@ -110,9 +110,13 @@ class PipelineState(NamedTuple):
         return self.trainable.opt_state
 
     @property
-    def gathered(self) -> optax.Params | None:
-        """Returns the parameters that every device has with a sharded optimizer."""
-        return self.trainable.gathered
+    def gathered(self) -> optax.Params:
+        """Returns the parameters that every device computes with.
+
+        They are other arrays than `params` with an optimizer sharded over devices.
+        """
+        gathered = self.trainable.gathered
+        return self.params if gathered is None else gathered
 
     @property
     def mean(self) -> Mean | None:

@@ -23,7 +23,7 @@ References:
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,10 +41,11 @@ from pipejax._core.message import (
     layout_of,
     on_shards_of,
     summands,
+    usable_by_all,
 )
 from pipejax._core.partitioned import NotElementwiseError, stages_of
 from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, word_form
-from pipejax._internal.shards import Shards, as_on_shards
+from pipejax._internal.shards import Shards, as_on_shards, data_axes_of
 from pipejax._internal.types import CodecStates, Leaf, Tree
 from pipejax.collectives import (
     AllReduce,
@@ -69,6 +70,7 @@ from ._partition import (
     split_of,
 )
 from ._prediction import KindOf, kinds
+from ._replicated import replicated_step
 from ._state import Trainable, data_specs
 from ._step import Settings, Step
 from ._update import apply
@@ -92,14 +94,22 @@ from ._zero1_update import (
 )
 
 
-def zero1_step(settings: Settings) -> Step:
-    """Returns the step in which devices keep and update pieces of the optimizer."""
+def zero1_step(settings: Settings, devices: int) -> Step:
+    """Returns the step in which devices keep and update pieces of the optimizer.
+
+    A single device has all pieces, and takes the step that is not divided. What more
+    devices would refuse is refused there, too.
+    """
     kind_of = kinds(settings)
+    layout = functools.partial(_layout, settings, kind_of)
+    if devices == 1:
+        alone = functools.partial(_layout_alone, layout)
+        return replicated_step(settings)._replace(layout=alone)
     begin = functools.partial(_empty_mean, settings, kind_of)
     at = functools.partial(point, settings, kind_of)
     return Step(
         settings=settings,
-        layout=functools.partial(_layout, settings, kind_of),
+        layout=layout,
         init=functools.partial(_init, settings, kind_of),
         message=functools.partial(local_message, settings),
         compute=functools.partial(compute, settings, at, begin),
@@ -144,6 +154,23 @@ def _layout(
         shards = dataclasses.replace(shards, opt_state=after)
         if after == tuple(spec_leaves(partition.opt_state)):
             return shards
+
+
+def _layout_alone(
+    plan: Callable[[optax.Params, Shards, Message, Mesh], Shards],
+    params: optax.Params,
+    shards: Shards,
+    message: Message,
+    mesh: Mesh,
+) -> Shards:
+    """Returns `shards`, which divide nothing, after planning as for more devices."""
+    specs = shards.params or (P(),) * len(jax.tree.leaves(params))
+    data_axes = data_axes_of(params, specs, 1, mesh.shape)
+    cut, sent = (
+        dataclasses.replace(x, data_axes=data_axes) for x in (shards, message.shards)
+    )
+    plan(params, cut, message._replace(shards=sent), mesh)
+    return shards
 
 
 def _empty_mean(
@@ -274,7 +301,8 @@ def _exchange(
         stages = on_own_shards(stages, *specs)
     # The forward pass is a third of the compute and makes no gradients yet.
     early = 1 / 3 if settings.microbatches == 1 else 0.5
-    return Exchange(start, stages, end, early)
+    usable = functools.partial(usable_by_all, message, valid.message, name)
+    return Exchange(start, stages, end, usable, early)
 
 
 def _slope_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:

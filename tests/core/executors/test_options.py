@@ -9,7 +9,6 @@ import pytest
 import pipejax as pj
 from pipejax._core.executors._options import (
     GPU,
-    GPU_AT_ONCE,
     GPU_MIXED,
     TPU_SPARSE_CORE,
     TPU_V5E,
@@ -53,7 +52,7 @@ def test_accepted_options_are_all_kept():
     ("target", "width", "expected"),
     [
         pytest.param("h100:1x1x8", 2, GPU, marks=NEEDS_GPU),
-        pytest.param("h100:1x1x8", 1, GPU_AT_ONCE, marks=NEEDS_GPU),
+        pytest.param("h100:1x1x8", 1, GPU, marks=NEEDS_GPU),
         pytest.param("b200:1x1x8", 3, GPU, marks=NEEDS_GPU),
         pytest.param("tpu:v5e:2x4", 1, TPU_V5E, marks=NEEDS_TPU),
         pytest.param("tpu:v5p:2x2x2", 2, TPU_SPARSE_CORE, marks=NEEDS_TPU),
@@ -70,7 +69,7 @@ def test_options_depend_on_backend_and_generation(target, width, expected):
     # JAX 0.10 has neither this option nor the kernels that it turns off.
     assert dropped.keys() <= {"xla_gpu_experimental_use_collective_kernels"}
     assert train.executor.name == "fused"
-    assert pj.compiler_options(mesh, width) == kept
+    assert pj.compiler_options(mesh) == kept
 
 
 @NEEDS_GPU

@@ -17,8 +17,9 @@ from .example import message
 DEVICES = 4
 
 
+@pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("bad", [0.0, np.nan])
-def test_exchange_sums_over_devices_and_keeps_residuals_of_nan(bad):
+def test_exchange_sums_over_devices_and_keeps_residuals_of_nan(bad, guarded):
     """Device i sends 10^i. Residuals stay as they are if the sum is not finite."""
     all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
 
@@ -26,6 +27,7 @@ def test_exchange_sums_over_devices_and_keeps_residuals_of_nan(bad):
         own = message(10.0 ** ranks[0], bad=jnp.where(ranks[0] == 2, bad, 0))
         before = codec_states(own, all_reduce, "data")
         exchange = averaging(own, jnp.array(True), all_reduce, "data")
+        exchange = exchange.guarded(before) if guarded else exchange
         found, after = exchange.run(before)
         changed = [
             jnp.any(x != y)
@@ -60,7 +62,7 @@ def test_exchange_sums_over_devices_and_keeps_residuals_of_nan(bad):
 @pytest.mark.parametrize("valid", [True, False])
 def test_codecs_keep_their_states_where_nothing_is_applied(valid, bad):
     reduced = Reduced.of(message(1.0, bad=bad), jnp.array(valid))
-    exchange = Exchange(None, Stages(()), lambda _: reduced)
+    exchange = Exchange(None, Stages(()), lambda _: reduced, lambda: reduced.usable)
     after, before = {"e": jnp.ones(2)}, {"e": jnp.zeros(2)}
     found, kept = exchange.finish(None, after, before)
     assert found is reduced

@@ -69,7 +69,9 @@ def run(
     train = pj.make_train_step(loss, tx, mesh=mesh, **options)
     if exact:
         settings = dataclasses.replace(train.settings, slope_dtype=jnp.float32)
-        config = dataclasses.replace(train.config, step=zero1_step(settings))
+        config = dataclasses.replace(
+            train.config, step=zero1_step(settings, train.config.devices)
+        )
         train = dataclasses.replace(train, config=config)
     state, infos = train.init(params(), **dict(init)), []
     for batch in batches(steps):
