@@ -158,8 +158,11 @@ def guarded(stages: Stages, usable: jax.Array) -> Stages:
 
     A state is then replaced where it is made, so that the new one may take the memory
     of the old one. An element that is not finite is never taken.
-    """
 
+    Args:
+      stages: Stages with states.
+      usable: bool scalar, the same on all devices.
+    """
     barrier = functools.partial(over_own_axes, lax.optimization_barrier)
 
     def kept(new: jax.Array, old: jax.Array) -> jax.Array:

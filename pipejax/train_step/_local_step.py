@@ -240,7 +240,9 @@ class LocalTrainStep:
         """
         self.rounds.check(state)
         inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
-        return transfers_of_round(self.rounds.config, state, inputs, chunk)
+        config, executor = self.rounds.config, self.rounds.executor
+        guards = isinstance(executor, FusedRounds)
+        return transfers_of_round(config, state, inputs, chunk, guards=guards)
 
     @property
     def compiler_options(self) -> dict[str, Any]:

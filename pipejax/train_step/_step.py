@@ -386,7 +386,8 @@ class TrainStep:
         """
         self._check(state)
         inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
-        return transfers_of(self.config, state, inputs)
+        guards = isinstance(self.executor, Fused)
+        return transfers_of(self.config, state, inputs, guards=guards)
 
     @without_mesh()
     def ready_after(

@@ -17,7 +17,14 @@ from pipejax._core.executors import (
     model_of,
     parted,
 )
-from pipejax._core.message import InFlight, Reduced, valid_at_once, valid_in_step
+from pipejax._core.message import (
+    FLAG_BYTES,
+    InFlight,
+    Reduced,
+    parted_states,
+    valid_at_once,
+    valid_in_step,
+)
 from pipejax._core.rounds import LocalState
 from pipejax._core.step import (
     Common,
@@ -31,17 +38,19 @@ from pipejax._internal.hlo import Reading, parse
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.traced_axes import collective_axes
+from pipejax._internal.types import CodecStates
 from pipejax.collectives import Transfer
 
 
 def transfers_of(
-    config: StepConfig, state: PipelineState, inputs: Inputs
+    config: StepConfig, state: PipelineState, inputs: Inputs, *, guards: bool
 ) -> tuple[Transfer, ...]:
     """Lists every collective of a step, from shapes alone.
 
     The stages of the exchange list what they move. The collectives of the loss and the
     optimizer are read from a program that runs both without the exchange. The program
-    is compiled only if it has a collective.
+    is compiled only if it has a collective. `guards` says whether the step itself keeps
+    the states of codecs.
     """
 
     def local(state: Common, in_flight: InFlight, inputs: Inputs) -> Any:
@@ -54,7 +63,7 @@ def transfers_of(
             reduced = Reduced(total, valid.message, valid.message, squares)
         else:
             reduced = Reduced.of(message, valid.message)
-        transfers, at_once = exchange.stages.transfers, None
+        transfers, at_once = (*flags, *exchange.stages.transfers), None
         if computed.at_once is not None:
             now, by = valid_at_once(), config.at_once.sums_by
             first = step.exchange(None, computed.at_once, now, by)
@@ -64,6 +73,8 @@ def transfers_of(
         listed = jax.tree_util.Partial(lambda: transfers)
         return message, step.apply(state, computed, reduced, at_once), listed
 
+    states, _ = parted_states(state.in_flight.codec_states)
+    flags = _flags(states, config.devices) if guards else ()
     step, own, split = config.step, common_of(state), P(config.axis_name)
     of_inputs = inputs_over(config.axis_name)
     specs = state_data_specs(own, config.axis_name), split, of_inputs
@@ -75,8 +86,19 @@ def transfers_of(
     return (*others, *listed())
 
 
+def _flags(states: CodecStates, devices: int) -> tuple[Transfer, ...]:
+    """Returns the collective that says before an exchange whether it is usable."""
+    kept = jax.tree.leaves(states)
+    return (Transfer("all-reduce", devices, FLAG_BYTES),) if kept else ()
+
+
 def transfers_of_round(
-    config: RoundConfig, state: LocalState, inputs: Inputs, chunk: int | None
+    config: RoundConfig,
+    state: LocalState,
+    inputs: Inputs,
+    chunk: int | None,
+    *,
+    guards: bool,
 ) -> tuple[Transfer, ...]:
     """Lists every collective of the steps of a round, or of the step with a chunk.
 
@@ -95,7 +117,7 @@ def transfers_of_round(
 
     @functools.cache
     def of(kind: StepKind) -> tuple[Transfer, ...]:
-        return _of_local_step(config, state, inputs, kind)
+        return _of_local_step(config, state, inputs, kind, guards=guards)
 
     return tuple(
         transfer
@@ -105,7 +127,12 @@ def transfers_of_round(
 
 
 def _of_local_step(
-    config: RoundConfig, state: LocalState, inputs: Inputs, kind: StepKind
+    config: RoundConfig,
+    state: LocalState,
+    inputs: Inputs,
+    kind: StepKind,
+    *,
+    guards: bool,
 ) -> tuple[Transfer, ...]:
     """Lists every collective of a kind of local step, as `transfers_of` does."""
 
@@ -114,7 +141,7 @@ def _of_local_step(
         if moves.due is None:
             return trained, Outcome(), jax.tree_util.Partial(tuple)
         sent = config.sent(kind, moves, reads)
-        transfers = config.exchange(sent, reads).stages.transfers
+        transfers = (*flags, *config.exchange(sent, reads).stages.transfers)
         message = config.message(*sent, reads.form)
         reduced = Reduced.of(message, jnp.array(True))
         model = model_of(trained.local)
@@ -123,7 +150,10 @@ def _of_local_step(
 
     inner, specs = config.inner, config.specs(kind)
     moves, reads = parted(state, kind, 0 if kind.exchanges else None)
+    flags: tuple[Transfer, ...] = ()
     if moves.due is not None:
+        if guards:
+            flags = _flags(moves.due.codec_states, inner.devices)
         moves = moves._replace(due=moves.due._replace(codec_states={}))
     given = *specs[:2], inputs_over(inner.axis_name)
     without_exchange = jax.jit(inner.on_mesh(local, given, (*specs[2:], P())))

@@ -23,6 +23,7 @@ from ._message import mean_as as mean_as
 from ._message import mean_of as mean_of
 from ._message import travelling as travelling
 from ._message import with_constraints as with_constraints
+from ._reduce import FLAG_BYTES as FLAG_BYTES
 from ._reduce import Reduced as Reduced
 from ._reduce import codec_states as codec_states
 from ._reduce import layout_of as layout_of

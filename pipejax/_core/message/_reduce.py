@@ -138,6 +138,10 @@ def _of_group(
     return on_shards(own, (list(specs),), (P(), P()))(list(leaves))
 
 
+FLAG_BYTES = 8
+"""What the collective of `usable_by_all` moves."""
+
+
 def usable_by_all(message: Message, valid: jax.Array, axis_name: AxisName) -> jax.Array:
     """Returns whether the sum of all devices' messages will be usable.
 
