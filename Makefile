@@ -1,5 +1,6 @@
 # make demo      set up, then train digits and race on two emulated hosts
-# make test      set up, then lint, types and the quick tests, on each Python there is
+# make test      set up, then lint, types and one case of each quick test, on each
+#                Python there is
 # make check     the same on one Python
 # make test-all  every test on each Python, part by part; it goes on where it was broken
 #                off. One part: make test-all PARTS=launch. CONTRIBUTING.md names the parts.
@@ -63,10 +64,11 @@ JAX_0_10 := $(if $(filter 11,$(shell $(PYTHON) -c 'import sys; print(sys.version
   $(if $(BITS),--xla_cpu_use_fusion_emitters=false))
 
 quick: .venv/ready-dev
-	XLA_FLAGS="$(BITS) $(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 2
+	XLA_FLAGS="$(BITS) $(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 2 --cases 1 \
+	  --ignore=tests/experiments
 
-# What users call and what calls JAX the most, with one case of each test.
-core := $(addprefix tests/,core/executors train_step transforms)
+# What calls JAX the most.
+core := $(addprefix tests/,core/executors train_step/test_step.py transforms)
 
 quick-other: .venv-other/ready-test
 	XLA_FLAGS="$(BITS) $(QUICKLY)" .venv-other/bin/pytest -n 2 --cases 1 \
