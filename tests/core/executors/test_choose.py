@@ -26,6 +26,14 @@ def test_requested_executor_is_used(name):
     assert (executor.name, executor.reason) == (name, "asked for")
 
 
+@pytest.mark.parametrize("made_by", [pj.make_train_step, pj.make_local_step])
+def test_single_device_has_no_exchange_for_the_host_executor(made_by):
+    mesh = pj.data_mesh(1)
+    executor = made_by(loss_fn, optax.sgd(0.1), mesh=mesh, executor="host").executor
+    assert executor.name == "fused"
+    assert executor.reason == "one device, which exchanges nothing"
+
+
 @pytest.mark.parametrize("name", ["gpu", "", None, 1])
 def test_unknown_executor_is_refused(name):
     message = rf"`executor` must be 'auto', 'fused' or 'host', got {name!r}"
