@@ -64,7 +64,6 @@ from ._sharded import sets_by_axes as sets_by_axes
 from ._stages import Local as Local
 from ._stages import Sent as Sent
 from ._stages import Stages as Stages
-from ._stages import guarded as guarded
 from ._stages import local as local
 from ._stages import on_first as on_first
 from ._stages import run as run

@@ -81,6 +81,18 @@ class Stages:
     def __add__(self, other: "Stages") -> "Stages":
         return Stages(self.links + other.links, self.inits + other.inits)
 
+    def guarded(self, usable: Callable[[], jax.Array]) -> "Stages":
+        """Returns the same stages, which change no state unless `usable`.
+
+        A state is then replaced where it is made, so that the new one may take the
+        memory of the old one. An element that is not finite is never taken.
+
+        Args:
+          usable: Function that returns a bool scalar, the same on all devices. It is
+            called only if there are states.
+        """
+        return Stages(tuple(_guarded(link, usable) for link in self.links), self.inits)
+
     def init(self) -> States:
         """Returns the states of the codecs on this device before the first sum.
 
@@ -153,40 +165,26 @@ def on_first(stages: Stages) -> Stages:
     return Stages(tuple(map(of_pair, stages.links)), stages.inits)
 
 
-def guarded(stages: Stages, usable: jax.Array) -> Stages:
-    """Returns the same stages, which change no state unless `usable` is true.
-
-    A state is then replaced where it is made, so that the new one may take the memory
-    of the old one. An element that is not finite is never taken.
-
-    Args:
-      stages: Stages with states.
-      usable: bool scalar, the same on all devices.
-    """
+def _guarded(link: Link, usable: Callable[[], jax.Array]) -> Link:
+    """Returns a link that changes no state unless `usable`."""
     barrier = functools.partial(over_own_axes, lax.optimization_barrier)
 
     def kept(new: jax.Array, old: jax.Array) -> jax.Array:
         if new is old:
             return old
         floats = jnp.issubdtype(new.dtype, jnp.inexact)
-        return jnp.where(usable & jnp.isfinite(new) if floats else usable, new, old)
+        takes = usable() & jnp.isfinite(new) if floats else usable()
+        return jnp.where(takes, new, old)
 
-    def own(link: Link) -> Link:
-        if isinstance(link, Sent):
-            return link
+    def run(value: Any, states: States) -> tuple[Any, States]:
+        value, new = link.run(value, states)
+        if all(map(operator.is_, *map(jax.tree.leaves, (new, states)))):
+            return value, states
+        # The new state is there before anything is sent. Later, what was encoded would
+        # have to stay for it.
+        return as_numbers(barrier, (value, jax.tree.map(kept, new, states)))
 
-        def run(value: Any, states: States) -> tuple[Any, States]:
-            value, new = link.run(value, states)
-            if all(map(operator.is_, *map(jax.tree.leaves, (new, states)))):
-                return value, states
-            new = jax.tree.map(kept, new, states)
-            # The new state is there before anything is sent. Later, what was encoded
-            # would have to stay for it.
-            return as_numbers(barrier, (value, new))
-
-        return link._replace(run=run)
-
-    return Stages(tuple(map(own, stages.links)), stages.inits)
+    return link if isinstance(link, Sent) else link._replace(run=run)
 
 
 def renamed(stages: Stages, prefix: str) -> Stages:

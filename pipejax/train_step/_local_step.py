@@ -240,9 +240,7 @@ class LocalTrainStep:
         """
         self.rounds.check(state)
         inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
-        config, executor = self.rounds.config, self.rounds.executor
-        guards = isinstance(executor, FusedRounds)
-        return transfers_of_round(config, state, inputs, chunk, guards=guards)
+        return transfers_of_round(self.rounds.config, state, inputs, chunk)
 
     @property
     def compiler_options(self) -> dict[str, Any]:

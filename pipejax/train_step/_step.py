@@ -386,8 +386,7 @@ class TrainStep:
         """
         self._check(state)
         inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
-        guards = isinstance(self.executor, Fused)
-        return transfers_of(self.config, state, inputs, guards=guards)
+        return transfers_of(self.config, state, inputs)
 
     @without_mesh()
     def ready_after(

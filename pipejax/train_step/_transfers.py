@@ -43,14 +43,13 @@ from pipejax.collectives import Transfer
 
 
 def transfers_of(
-    config: StepConfig, state: PipelineState, inputs: Inputs, *, guards: bool
+    config: StepConfig, state: PipelineState, inputs: Inputs
 ) -> tuple[Transfer, ...]:
     """Lists every collective of a step, from shapes alone.
 
     The stages of the exchange list what they move. The collectives of the loss and the
     optimizer are read from a program that runs both without the exchange. The program
-    is compiled only if it has a collective. `guards` says whether the step itself keeps
-    the states of codecs.
+    is compiled only if it has a collective.
     """
 
     def local(state: Common, in_flight: InFlight, inputs: Inputs) -> Any:
@@ -74,7 +73,7 @@ def transfers_of(
         return message, step.apply(state, computed, reduced, at_once), listed
 
     states, _ = parted_states(state.in_flight.codec_states)
-    flags = _flags(states, config.devices) if guards else ()
+    flags = _flags(states, config.devices)
     step, own, split = config.step, common_of(state), P(config.axis_name)
     of_inputs = inputs_over(config.axis_name)
     specs = state_data_specs(own, config.axis_name), split, of_inputs
@@ -93,12 +92,7 @@ def _flags(states: CodecStates, devices: int) -> tuple[Transfer, ...]:
 
 
 def transfers_of_round(
-    config: RoundConfig,
-    state: LocalState,
-    inputs: Inputs,
-    chunk: int | None,
-    *,
-    guards: bool,
+    config: RoundConfig, state: LocalState, inputs: Inputs, chunk: int | None
 ) -> tuple[Transfer, ...]:
     """Lists every collective of the steps of a round, or of the step with a chunk.
 
@@ -117,7 +111,7 @@ def transfers_of_round(
 
     @functools.cache
     def of(kind: StepKind) -> tuple[Transfer, ...]:
-        return _of_local_step(config, state, inputs, kind, guards=guards)
+        return _of_local_step(config, state, inputs, kind)
 
     return tuple(
         transfer
@@ -127,12 +121,7 @@ def transfers_of_round(
 
 
 def _of_local_step(
-    config: RoundConfig,
-    state: LocalState,
-    inputs: Inputs,
-    kind: StepKind,
-    *,
-    guards: bool,
+    config: RoundConfig, state: LocalState, inputs: Inputs, kind: StepKind
 ) -> tuple[Transfer, ...]:
     """Lists every collective of a kind of local step, as `transfers_of` does."""
 
@@ -152,8 +141,7 @@ def _of_local_step(
     moves, reads = parted(state, kind, 0 if kind.exchanges else None)
     flags: tuple[Transfer, ...] = ()
     if moves.due is not None:
-        if guards:
-            flags = _flags(moves.due.codec_states, inner.devices)
+        flags = _flags(moves.due.codec_states, inner.devices)
         moves = moves._replace(due=moves.due._replace(codec_states={}))
     given = *specs[:2], inputs_over(inner.axis_name)
     without_exchange = jax.jit(inner.on_mesh(local, given, (*specs[2:], P())))

@@ -100,8 +100,7 @@ def pipelined_mean(
         value, after = run(exchange.stages, exchange.start, state.codec_states)
         if width > 1:
             value, fresh = _late(value, fresh)
-        reduced, after = exchange.finish(value, after, state.codec_states)
-        total = reduced.sum
+        total = exchange.end(value).sum
         mean = mean_as(total.gradients, updates, total, devices)
         return mean, shift(state, fresh, after)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pipejax.collectives import Stages, Transfer, run
-from pipejax.collectives._stages import Local, Sent, chained, guarded, local, renamed
+from pipejax.collectives._stages import Local, Sent, chained, local, renamed
 
 
 def collective(name, size):
@@ -66,7 +66,7 @@ def test_guarded_stages_take_no_infinite_state(usable, left):
 
     stages = Stages((Local(replace, encodes=True),)) + collective("sent", 4)
     before = {"lost": jnp.zeros(2), "calls": jnp.int32(0), "kept": jnp.array(np.nan)}
-    stages = guarded(stages, jnp.array(usable))
+    stages = stages.guarded(lambda: jnp.array(usable))
     _, states = stages.stages[0]((jnp.array([5, np.inf]), before))
     assert states["lost"].tolist() == left
     assert states["calls"] == usable

@@ -163,11 +163,10 @@ class Fused:
         if config.width == 1:
             fresh, computed, at_once, others = compute(state, in_flight, inputs)
             exchange = step.exchange(trained, fresh, valid, config.sums_by)
-            reduced, after = exchange.guarded(before).run(before)
+            reduced, after = exchange.run(before)
         else:
             oldest = in_flight.pending[0]
             exchange = step.exchange(trained, oldest, valid, config.sums_by)
-            exchange = exchange.guarded(before)
             # The sum that is due needs nothing of the compute, which hides it.
             value, after, computed_at_once = interleave(
                 exchange.start,
@@ -178,7 +177,7 @@ class Fused:
                 early=exchange.early,
             )
             fresh, computed, at_once, others = computed_at_once
-            reduced, after = exchange.finish(value, after, before)
+            reduced = exchange.end(value)
         state, info = step.apply(state, computed, reduced, at_once)
         queue = shift(in_flight, fresh, joined_states(after, others))
         state = config.result(state, computed, reduced.sum.changes)
@@ -197,7 +196,7 @@ class Fused:
             exchange = step.exchange(
                 state.trainable, message, valid, self.config.sums_by
             )
-            reduced, states = exchange.guarded(states).run(states)
+            reduced, states = exchange.run(states)
             state, info = step.apply(state, None, reduced, None)
             infos.append(info)
             changes = message.changes

@@ -117,14 +117,12 @@ class FusedRounds:
         if moves.due is None:
             return compute(*args), Outcome()
         sent = self.config.sent(kind, moves, reads)
-        before = moves.due.codec_states
-        exchange = self.config.exchange(sent, reads).guarded(before)
-        value, after, trained = interleave(
+        before, exchange = moves.due.codec_states, self.config.exchange(sent, reads)
+        value, states, trained = interleave(
             exchange.start, before, exchange.stages, compute, *args
         )
-        reduced, states = exchange.finish(value, after, before)
         model, due = model_of(trained.local), moves.due._replace(codec_states=states)
-        outcome = self.config.after(model, due, sent, reads, reduced)
+        outcome = self.config.after(model, due, sent, reads, exchange.end(value))
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
 

@@ -2,6 +2,7 @@
 
 from ._exchange import Exchange as Exchange
 from ._exchange import averaging as averaging
+from ._exchange import guarded as guarded
 from ._in_flight import InFlight as InFlight
 from ._in_flight import Valid as Valid
 from ._in_flight import at_width_1 as at_width_1
@@ -30,4 +31,3 @@ from ._reduce import layout_of as layout_of
 from ._reduce import message_of as message_of
 from ._reduce import on_shards_of as on_shards_of
 from ._reduce import summands as summands
-from ._reduce import usable_by_all as usable_by_all

@@ -23,13 +23,13 @@ References:
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -38,13 +38,14 @@ from pipejax._core.message import (
     Message,
     Reduced,
     Valid,
+    guarded,
     layout_of,
     on_shards_of,
     summands,
-    usable_by_all,
 )
 from pipejax._core.partitioned import NotElementwiseError, stages_of
 from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, word_form
+from pipejax._internal.mesh import axes
 from pipejax._internal.shards import Shards, as_on_shards, data_axes_of
 from pipejax._internal.types import CodecStates, Leaf, Tree
 from pipejax.collectives import (
@@ -101,15 +102,14 @@ def zero1_step(settings: Settings, devices: int) -> Step:
     devices would refuse is refused there, too.
     """
     kind_of = kinds(settings)
-    layout = functools.partial(_layout, settings, kind_of)
     if devices == 1:
-        alone = functools.partial(_layout_alone, layout)
+        alone = functools.partial(_layout_alone, settings, kind_of)
         return replicated_step(settings)._replace(layout=alone)
     begin = functools.partial(_empty_mean, settings, kind_of)
     at = functools.partial(point, settings, kind_of)
     return Step(
         settings=settings,
-        layout=layout,
+        layout=functools.partial(_layout, settings, kind_of),
         init=functools.partial(_init, settings, kind_of),
         message=functools.partial(local_message, settings),
         compute=functools.partial(compute, settings, at, begin),
@@ -125,7 +125,7 @@ def _layout(
     params: optax.Params,
     shards: Shards,
     message: Message,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
 ) -> Shards:
     """Returns how all arrays of a state are split.
 
@@ -157,19 +157,22 @@ def _layout(
 
 
 def _layout_alone(
-    plan: Callable[[optax.Params, Shards, Message, Mesh], Shards],
+    settings: Settings,
+    kind_of: KindOf,
     params: optax.Params,
     shards: Shards,
     message: Message,
     mesh: Mesh,
 ) -> Shards:
-    """Returns `shards`, which divide nothing, after planning as for more devices."""
+    """Returns `shards`, which divide nothing, after planning as for two devices."""
+    sizes = {**mesh.shape, axes(settings.axis_name)[0]: 2}
     specs = shards.params or (P(),) * len(jax.tree.leaves(params))
-    data_axes = data_axes_of(params, specs, 1, mesh.shape)
+    data_axes = data_axes_of(params, specs, 2, sizes)
     cut, sent = (
         dataclasses.replace(x, data_axes=data_axes) for x in (shards, message.shards)
     )
-    plan(params, cut, message._replace(shards=sent), mesh)
+    two = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    _layout(settings, kind_of, params, cut, message._replace(shards=sent), two)
     return shards
 
 
@@ -301,8 +304,8 @@ def _exchange(
         stages = on_own_shards(stages, *specs)
     # The forward pass is a third of the compute and makes no gradients yet.
     early = 1 / 3 if settings.microbatches == 1 else 0.5
-    usable = functools.partial(usable_by_all, message, valid.message, name)
-    return Exchange(start, stages, end, usable, early)
+    stages = guarded(stages, message, valid.message, name)
+    return Exchange(start, stages, end, early)
 
 
 def _slope_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
