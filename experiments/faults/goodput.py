@@ -202,7 +202,10 @@ def converted(events: Sequence[Event]) -> list[Event]:
 
 def sums(cell: dict[str, Any]) -> dict[str, float]:
     """Returns the seconds of each part, added up over the jobs with faults."""
-    return {name: sum(job["parts_s"][name] for job in cell["jobs"]) for name in PARTS}
+    jobs = [job["parts_s"] for job in cell["jobs"]]
+    return {
+        name: sum(parts[name] for parts in jobs) for name in PARTS if name in jobs[0]
+    }
 
 
 def rows(cells: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -213,11 +216,15 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[list[str]]:
         titles += [f"{cell['variant']}: share of the time", "seconds for each fault"]
         found, total = sums(cell), sum(sums(cell).values())
         count = sum(len(job["faults"]) for job in cell["jobs"])
-        columns.append([f"{100 * found[name] / total:.1f} %" for name in PARTS])
+        columns.append([f"{100 * x / total:.1f} %" for x in found.values()])
         columns.append(
-            ["" if name == "useful" else f"{found[name] / count:.1f}" for name in PARTS]
+            [
+                "" if name == "useful" else f"{x / count:.1f}"
+                for name, x in found.items()
+            ]
         )
-    return [titles, *([name, *row] for name, *row in zip(PARTS, *columns, strict=True))]
+    parts = sums(cells[0])
+    return [titles, *([name, *row] for name, *row in zip(parts, *columns, strict=True))]
 
 
 def picture(cells: Sequence[dict[str, Any]], path: pathlib.Path) -> None:

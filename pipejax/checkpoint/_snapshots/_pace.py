@@ -4,20 +4,21 @@ A snapshot stops the training for C seconds, and then takes B seconds of copying
 sending beside it. Let s be the seconds of a step and M the mean seconds from one fault
 to the next. Then the seconds between two snapshots are
 
-$$T = \max(C / 0.01, \; B / 0.05, \; \sqrt{2 C M})$$
+$$T = \max(C / 0.01, \; \sqrt{2 (C + B / 5) M})$$
 
-The first two bound what snapshots cost, as shares of the time. The third is where the
-cost C / T equals that of the steps that a fault makes be done again, T / (2 M). Source:
-J. W. Young, A first order approximation to the optimum checkpoint interval,
-Communications of the ACM 17(9), 1974.
+The first bounds the share of the time for which snapshots stop the training. The second
+is where their cost, (C + B / 5) / T, equals that of the steps that a fault makes be done
+again, T / (2 M). A second of copying beside the training is taken to cost a fifth of a
+second. Source: J. W. Young, A first order approximation to the optimum checkpoint
+interval, Communications of the ACM 17(9), 1974.
 """
 
 import math
 
 SHARE = 0.01
 """The largest share of the time for which snapshots stop the training."""
-BESIDE = 0.05
-"""The largest share of the time in which snapshots are copied beside the training."""
+BESIDE = 0.2
+"""What a second of copying beside the training costs, in seconds of training."""
 FIRST = 8
 """The steps between the first two snapshots, when nothing has been measured."""
 
@@ -34,5 +35,6 @@ def steps_between(
       faults_per_hour: The number of faults that are expected in an hour.
     """
     mean = 3600.0 / faults_per_hour
-    seconds = max(stops / SHARE, beside / BESIDE, math.sqrt(2.0 * stops * mean))
+    cost = stops + BESIDE * beside
+    seconds = max(stops / SHARE, math.sqrt(2.0 * cost * mean))
     return max(1, math.ceil(seconds / max(step, 1e-6)))
