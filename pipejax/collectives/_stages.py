@@ -167,6 +167,8 @@ def on_first(stages: Stages) -> Stages:
 
 def _guarded(link: Link, usable: Callable[[], jax.Array]) -> Link:
     """Returns a link that changes no state unless `usable`."""
+    if isinstance(link, Sent):
+        return link
     barrier = functools.partial(over_own_axes, lax.optimization_barrier)
 
     def kept(new: jax.Array, old: jax.Array) -> jax.Array:
@@ -184,7 +186,7 @@ def _guarded(link: Link, usable: Callable[[], jax.Array]) -> Link:
         # have to stay for it.
         return as_numbers(barrier, (value, jax.tree.map(kept, new, states)))
 
-    return link if isinstance(link, Sent) else link._replace(run=run)
+    return link._replace(run=run)
 
 
 def renamed(stages: Stages, prefix: str) -> Stages:

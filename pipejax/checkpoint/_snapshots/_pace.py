@@ -7,9 +7,9 @@ to the next. Then the seconds between two snapshots are
 $$T = \max(C / 0.01, \; \sqrt{2 (C + B / 5) M})$$
 
 The first bounds the share of the time for which snapshots stop the training. The second
-is where their cost, (C + B / 5) / T, equals that of the steps that a fault makes be done
-again, T / (2 M). A second of copying beside the training is taken to cost a fifth of a
-second. Source: J. W. Young, A first order approximation to the optimum checkpoint
+is where their cost, (C + B / 5) / T, equals that of the steps that a fault makes be
+done again, T / (2 M). A second of copying beside the training is taken to cost a fifth
+of a second. Source: J. W. Young, A first order approximation to the optimum checkpoint
 interval, Communications of the ACM 17(9), 1974.
 """
 
