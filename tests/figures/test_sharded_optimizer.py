@@ -29,13 +29,14 @@ def test_times_of_updates_are_quoted():
 
 @quoted_in("docs/benchmarks/memory.md")
 def test_memory_figures_are_quoted():
-    """Checks what holds for all models, and with prediction for all but one."""
-    cells = {(x["model"], x["step"]): x for x in result("memory")["cells"]}
-    plain, predicted = "K=2, sharded, plain", "K=2, sharded, predicted"
-    assert all(x["covered"] > 0.995 for (_, s), x in cells.items() if "K=2, sha" in s)
-    assert all(x["met"] for (_, s), x in cells.items() if s == plain)
-    missed = [m for (m, s), x in cells.items() if s == predicted and not x["met"]]
-    assert missed == ["mlp"]
+    """Checks what holds for all models but the smallest."""
+    cells = [x for x in result("memory")["cells"] if "K=2, sharded" in x["step"]]
+    shares = [x["covered"] for x in cells if x["model"] != "mlp"]
+    yield f"{min(shares):.2f} to {max(shares):.2f} of its FLOPs under its exchange"
+    (least,) = {f"{x['covered']:.2f}" for x in cells if x["model"] == "mlp"}
+    yield f"and {least} in the MLP"
+    more = [(x["model"], x["step"]) for x in cells if x["over_by_hand"] > 1]
+    assert more == [("mlp", "K=2, sharded, predicted")]
     yield "With prediction, only the MLP takes more"
 
 
