@@ -64,8 +64,7 @@ JAX_0_10 := $(if $(filter 11,$(shell $(PYTHON) -c 'import sys; print(sys.version
   $(if $(BITS),--xla_cpu_use_fusion_emitters=false))
 
 quick: .venv/ready-dev
-	XLA_FLAGS="$(BITS) $(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 2 --cases 1 \
-	  --ignore=tests/experiments
+	XLA_FLAGS="$(BITS) $(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 2 --cases 1
 
 # What calls JAX the most.
 core := $(addprefix tests/,core/executors train_step/test_step.py transforms)

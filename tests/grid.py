@@ -1,10 +1,10 @@
 """
-Makes grids of cases: the quick run has every pair of values, the full run all cases.
+Makes grids of cases: `pytest` runs every pair of values, the full run all cases.
 
 A defect seldom needs three parameters to show: one value is enough, or two values that
-do not work together. The quick run therefore uses a covering array: a small set of
+do not work together. `pytest` therefore runs a covering array: a small set of
 combinations in which every two values of any two parameters meet, or fewer where a case
-is costly. `make test-all` runs all combinations.
+is costly. `make test` runs one of them, and `make test-all` all combinations.
 """
 
 import itertools

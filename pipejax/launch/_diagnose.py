@@ -9,7 +9,8 @@ from typing import NamedTuple
 # process that loses a connection fails at once, and the process that closed it falls
 # silent. The fault lies with the silent process.
 GRACE = 5.0
-# A process that still reports so many seconds after a failure is not its cause.
+# A process that reports this many seconds after a failure, or later, did not cause it
+# by its silence.
 HEARD = 1.0
 # Seconds in which a process whose connection has closed can say that it lives.
 CLOSED = 0.7
@@ -75,13 +76,11 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
     # 2. The process that failed first is at fault, unless it may have failed because of
     # a silent one, which rule 1 would still find.
     if failed:
-        ago, _, first = max(
-            (each.age + each.report.since, -each.report.rank, each.report)
-            for each in failed
-        )
+        first = max(failed, key=_failed_ago)
+        ago, report = _failed_ago(first), first.report
         others = [each.age for each in working if not each.report.failed]
         heard = all(age < ago - HEARD for age in others)
-        failure = f"{first} failed at step {first.step}: {first.failed}"
+        failure = f"{report} failed at step {report.step}: {report.failed}"
         return failure if heard or ago > 2 * GRACE else ""
     reports = [each.report for each in working]
     # 3. While a process has paused, the others may wait for it for any time.
@@ -109,6 +108,10 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
             outside or [report for report in reports if report.step == earliest],
         )
     )
+
+
+def _failed_ago(seen: Seen) -> float:
+    return seen.age + seen.report.since
 
 
 def silence(seen: Sequence[Seen], limit: float) -> str:

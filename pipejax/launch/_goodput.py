@@ -12,7 +12,7 @@ the time of the whole job. The rest of the time has these parts:
 - start: imports and the roll call of a restart,
 - build: everything between joining and the first step, but restoring,
 - restore: reading a checkpoint or a snapshot,
-- compilation: what the first step took above the median,
+- compilation: what the first step of a restart took above the median,
 - end: from the last step to the end.
 """
 
@@ -109,12 +109,17 @@ def goodput(
     parts["useful"] = usual * done
     parts["again"] = usual * (taken - done)
     parts["saves"] = sum(span.saves for span in firsts + others)
-    above = [span.seconds - usual * span.steps for span in firsts]
-    parts["first start"] += above[0]
-    parts["compilation"] = sum(above[1:])
-    parts["slow steps"] = sum(span.seconds - usual * span.steps for span in others)
+    for number, each in enumerate(spans):
+        name = "compilation" if number else "first start"
+        parts[name] += _above(usual, each[:1])
+    parts["slow steps"] = _above(usual, others)
     parts["end"] = until - last
     return Goodput(until - begun, usual, done, parts)
+
+
+def _above(usual: float, spans: Sequence["_Span"]) -> float:
+    """Returns the seconds of the spans above those of usual steps."""
+    return sum(span.seconds - usual * span.steps for span in spans)
 
 
 def _median(spans: Sequence["_Span"]) -> float:

@@ -62,7 +62,8 @@ class Watchdog:
     does so is not at fault, nor is one that waits for it inside of JAX. The same holds
     for all processes while one of them is inside of `pause`.
 
-    An exception that leaves the `with` block is a fault, and all processes print it.
+    An exception that leaves the `with` block is a fault. All processes print it, about
+    two seconds later.
     Leaving the block in good order, or by `sys.exit()` without an error, waits until
     all processes have left theirs. In a job of one process the watchdog does nothing.
 

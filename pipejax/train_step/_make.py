@@ -1,7 +1,6 @@
 """Makes a Pipe-SGD train step from a loss function, an optimizer and a mesh."""
 
 import dataclasses
-import functools
 import logging
 from typing import Literal
 
@@ -252,13 +251,12 @@ def make_train_step(
         skip_nonfinite=check_flag("skip_nonfinite", skip_nonfinite),
     )
     schedule = check_all_reduce(all_reduce, axis_name)
+    step = replicated_step(settings)
     if sharded:
         check_sharded_optimizer(schedule, mesh, axis_name, rule, executor)
-    make = replicated_step
-    if sharded:
-        make = functools.partial(zero1_step, devices=size_along(mesh, axis_name))
+        step = zero1_step(settings, size_along(mesh, axis_name))
     config = StepConfig(
-        step=make(settings),
+        step=step,
         mesh=mesh,
         width=check_width(width),
         all_reduce=schedule.phases[-1],

@@ -66,13 +66,14 @@ def transfers_of(
         if computed.at_once is not None:
             now, by = valid_at_once(), config.at_once.sums_by
             first = step.exchange(None, computed.at_once, now, by)
-            transfers = (*first.stages.transfers, *transfers)
+            others = _flags(states_at_once, config.devices)
+            transfers = (*others, *first.stages.transfers, *transfers)
             at_once = Reduced.of(computed.at_once, now.message)
         # A `Partial` without arguments has no arrays, and keeps its function.
         listed = jax.tree_util.Partial(lambda: transfers)
         return message, step.apply(state, computed, reduced, at_once), listed
 
-    states, _ = parted_states(state.in_flight.codec_states)
+    states, states_at_once = parted_states(state.in_flight.codec_states)
     flags = _flags(states, config.devices)
     step, own, split = config.step, common_of(state), P(config.axis_name)
     of_inputs = inputs_over(config.axis_name)
@@ -86,7 +87,7 @@ def transfers_of(
 
 
 def _flags(states: CodecStates, devices: int) -> tuple[Transfer, ...]:
-    """Returns the collective that says before an exchange whether it is usable."""
+    """Returns what devices send to agree whether codecs may replace their states."""
     kept = jax.tree.leaves(states)
     return (Transfer("all-reduce", devices, FLAG_BYTES),) if kept else ()
 

@@ -87,6 +87,7 @@ def test_links_have_the_given_rates():
     assert "rate 50Mbit" in hosts["host1"][0]
 
 
+@pytest.mark.full
 @needs_namespaces
 @pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_counted_bytes_are_read_from_the_link(number):

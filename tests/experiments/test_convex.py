@@ -29,6 +29,7 @@ def regrets(request):
     }
 
 
+@pytest.mark.full
 def test_regret_stays_below_its_bound(regrets):
     for game in regrets.values():
         assert all(row["worst of the bound"] < 1 for row in game["widths"].values())

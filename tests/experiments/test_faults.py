@@ -86,6 +86,7 @@ def test_jobs_are_started_by_launch_and_judged_by_their_output(
     assert "killed" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "number"), [("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)]
 )

@@ -103,6 +103,7 @@ def test_failed_and_omitted_parts_are_recorded(tmp_path, monkeypatch):
     assert cells(out)["trace"]["left_out"] == "the time was up"
 
 
+@pytest.mark.full
 def test_failing_part_records_its_error():
     found = gpu.run("memory:mlp:width 9")
     assert found == {"failed": "exit code 1: KeyError: 'width 9'"}

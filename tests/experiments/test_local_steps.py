@@ -33,6 +33,7 @@ def test_compute_utilisation_is_compute_over_step():
     assert row == ["200mbit", "32", "2.4", "0.80 (0.50 - 1.00)"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["local, hidden", "local, at once"])
 def test_turn_of_local_steps_ends_with_equal_hosts(name, monkeypatch):
     monkeypatch.setattr("experiments.local_steps._member.member.barrier", lambda: None)
@@ -57,6 +58,7 @@ def test_command_in_the_documents_has_its_result():
 PIPELINE = Method("pipeline", 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "method", each([PIPELINE, local(2, 2, "int4")], full=[PIPELINE])
 )

@@ -130,6 +130,7 @@ TINY = model.Config(
 )
 
 
+@pytest.mark.full
 def test_simulated_replicas_have_keys_of_their_own():
     """Dropout on four devices and on four simulated replicas drops the same."""
     graph, params = model.init(TINY, 0)

@@ -63,6 +63,7 @@ def undisturbed(tmp_path_factory):
     return out
 
 
+@pytest.mark.full
 def test_finished_run_leaves_its_records(undisturbed):
     names = {path.name for path in undisturbed.iterdir()}
     assert {"config.json", "metrics.jsonl", "curves.png", "result.json"} <= names

@@ -139,14 +139,13 @@ def _of_group(
 
 
 FLAG_BYTES = 8
-"""What the collective of `usable_by_all` moves."""
+"""The bytes that `usable_by_all` sends: two numbers."""
 
 
 def usable_by_all(message: Message, valid: jax.Array, axis_name: AxisName) -> jax.Array:
     """Returns whether the sum of all devices' messages will be usable.
 
-    This is known before the sum, if it does not overflow, by a collective of two
-    numbers.
+    All devices know it before they sum, unless a sum of finite numbers overflows.
     """
     own = Reduced.of(message, valid)
     weight = jnp.array(True) if message.weight is None else message.weight != 0

@@ -113,7 +113,7 @@ class PipelineState(NamedTuple):
     def gathered(self) -> optax.Params:
         """Returns the parameters that every device computes with.
 
-        They are other arrays than `params` with an optimizer sharded over devices.
+        If the optimizer is sharded over devices, they are other arrays than `params`.
         """
         gathered = self.trainable.gathered
         return self.params if gathered is None else gathered

@@ -21,15 +21,12 @@ References:
 """
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -43,10 +40,9 @@ from pipejax._core.message import (
     on_shards_of,
     summands,
 )
-from pipejax._core.partitioned import NotElementwiseError, stages_of
+from pipejax._core.partitioned import stages_of
 from pipejax._core.prediction import CODE, Mean, Slopes, of_words, to_words, word_form
-from pipejax._internal.mesh import axes
-from pipejax._internal.shards import Shards, as_on_shards, data_axes_of
+from pipejax._internal.shards import as_on_shards
 from pipejax._internal.types import CodecStates, Leaf, Tree
 from pipejax.collectives import (
     AllReduce,
@@ -67,7 +63,6 @@ from ._partition import (
     check_partition,
     exact_specs,
     param_specs,
-    spec_leaves,
     split_of,
 )
 from ._prediction import KindOf, kinds
@@ -83,6 +78,7 @@ from ._zero1_gather import (
     own_pieces,
     sent_dtype,
 )
+from ._zero1_layout import layout, layout_alone
 from ._zero1_point import point
 from ._zero1_update import (
     Between,
@@ -103,13 +99,13 @@ def zero1_step(settings: Settings, devices: int) -> Step:
     """
     kind_of = kinds(settings)
     if devices == 1:
-        alone = functools.partial(_layout_alone, settings, kind_of)
+        alone = functools.partial(layout_alone, settings, kind_of)
         return replicated_step(settings)._replace(layout=alone)
     begin = functools.partial(_empty_mean, settings, kind_of)
     at = functools.partial(point, settings, kind_of)
     return Step(
         settings=settings,
-        layout=functools.partial(_layout, settings, kind_of),
+        layout=functools.partial(layout, settings, kind_of),
         init=functools.partial(_init, settings, kind_of),
         message=functools.partial(local_message, settings),
         compute=functools.partial(compute, settings, at, begin),
@@ -117,63 +113,6 @@ def zero1_step(settings: Settings, devices: int) -> Step:
         gather=functools.partial(gather, settings),
         apply=functools.partial(apply, settings),
     )
-
-
-def _layout(
-    settings: Settings,
-    kind_of: KindOf,
-    params: optax.Params,
-    shards: Shards,
-    message: Message,
-    mesh: Mesh | AbstractMesh,
-) -> Shards:
-    """Returns how all arrays of a state are split.
-
-    An array of the optimizer state is split as the values that an update writes into
-    it, which follows from the splits of gradients, parameters and state. Each array
-    that is found to be split may split others, so the update is planned until nothing
-    changes.
-
-    Raises a `ValueError` if devices cannot update their pieces by themselves.
-    """
-    # Ends, because an array is only ever split further, and has few axes.
-    while True:
-        whole = Trainable(params, None, shards=shards)
-        partition = Partition.of(settings, whole, mesh.shape)
-        args = settings, kind_of, whole, message, 0, partition
-        try:
-            after = after_update(program_of(*args), partition)
-        except NotElementwiseError as error:
-            raise ValueError(
-                "`tx` must update each element from the gradient, the parameter and"
-                " the state at its place, and from sums or maxima over axes of an"
-                " array, because with shard_optimizer=True every device has only a"
-                f" piece of each array; got an operation `{error}`. Choose an"
-                " optimizer such as optax.adamw, or leave out shard_optimizer."
-            ) from error
-        shards = dataclasses.replace(shards, opt_state=after)
-        if after == tuple(spec_leaves(partition.opt_state)):
-            return shards
-
-
-def _layout_alone(
-    settings: Settings,
-    kind_of: KindOf,
-    params: optax.Params,
-    shards: Shards,
-    message: Message,
-    mesh: Mesh,
-) -> Shards:
-    """Returns `shards`, which divide nothing, after planning as for two devices."""
-    sizes = {**mesh.shape, axes(settings.axis_name)[0]: 2}
-    specs = shards.params or (P(),) * len(jax.tree.leaves(params))
-    data_axes = data_axes_of(params, specs, 2, sizes)
-    cut, sent = (
-        dataclasses.replace(x, data_axes=data_axes) for x in (shards, message.shards)
-    )
-    two = AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    _layout(settings, kind_of, params, cut, message._replace(shards=sent), two)
-    return shards
 
 
 def _empty_mean(

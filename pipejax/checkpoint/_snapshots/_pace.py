@@ -18,7 +18,7 @@ import math
 SHARE = 0.01
 """The largest share of the time for which snapshots stop the training."""
 BESIDE = 0.2
-"""What a second of copying beside the training costs, in seconds of training."""
+"""The seconds of training that a second of copying beside it is taken to cost."""
 FIRST = 8
 """The steps between the first two snapshots, when nothing has been measured."""
 

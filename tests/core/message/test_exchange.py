@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax._core.message import averaging, codec_states
+from pipejax._core.message import Message, averaging, codec_states
 from pipejax._internal.mesh import on_mesh
 
 from .example import message
@@ -53,3 +53,23 @@ def test_exchange_sums_over_devices_and_keeps_residuals_of_nan(bad, valid):
         found = np.asarray(gradient, np.float32)
         assert (found == found[0]).all()
         assert np.abs(found - 1111).max() < 1111 / 127 + 1111 / 256
+
+
+def test_residuals_stay_finite_if_a_sum_overflows():
+    """Two devices send the largest numbers that there are."""
+    codec = codecs.error_feedback(codecs.int8(8))
+    all_reduce = collectives.two_shot(codec)
+
+    def local(large):
+        own = Message({"w": large * jnp.linspace(0.9, 1.0, 16)})
+        before = codec_states(own, all_reduce, "data")
+        exchange = averaging(own, jnp.array(True), all_reduce, "data")
+        found, after = exchange.run(before)
+        return found.finite[None], after
+
+    mapped = on_mesh(local, pj.data_mesh(2), (P("data"),), P("data"))
+    finite, after = jax.jit(mapped)(jnp.full(2, 3e38))
+    assert not np.asarray(finite).any()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
+    assert np.any(after["scatter"].residual)
+    assert not np.any(after["gather"].residual)

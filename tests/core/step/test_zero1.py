@@ -512,19 +512,6 @@ def test_host_executor_needs_cpus():
         )
 
 
-@pytest.mark.parametrize("devices", [4, 1])
-def test_optimizer_of_whole_gradients_is_refused(devices):
-    train = pj.make_train_step(
-        loss_fn,
-        optax.contrib.muon(1e-2),
-        mesh=pj.data_mesh(devices),
-        shard_optimizer=True,
-    )
-    said = "`tx` must update each element from .* got an operation `transpose`"
-    with pytest.raises(ValueError, match=said):
-        train.init(params())
-
-
 def test_drained_states_start_the_other_kind_of_optimizer():
     """A drained state of either kind is a start for the other."""
     for kind in (False, True):
