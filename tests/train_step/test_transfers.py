@@ -237,6 +237,23 @@ def test_transfers_of_a_chunk_are_in_its_compiled_program(split, all_reduce, ove
     )
 
 
+def test_transfers_at_once_are_in_the_compiled_program():
+    """PowerSGD keeps a state, and int8 a residual."""
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(DEVICES),
+        at_once=codecs.power_sgd(1, jax.random.key(0)),
+        all_reduce=CODED,
+    )
+    state, batch = train.init(init_params()), batches(1)[0]
+    compiled = pj.overlap.inspect(train, state, batch).collectives
+    declared = train.transfers(state, batch)
+    assert total((x.kind, x.bytes) for x in declared) == total(
+        (x.kind, x.bytes * x.times) for x in compiled
+    )
+
+
 def total(pairs):
     """Returns the bytes of each kind of collective."""
     found = collections.Counter()
