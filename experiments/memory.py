@@ -39,7 +39,7 @@ from jax.sharding import Mesh
 import pipejax as pj
 from pipejax.codecs import error_feedback, int8
 from pipejax.collectives import two_shot
-from pipejax.overlap import Memory, inspect, topology
+from pipejax.overlap import Memory, Report, inspect, topology
 
 from . import by_hand, overlap, report
 
@@ -55,6 +55,7 @@ Model = Literal[
 INT8 = two_shot(int8())
 FEEDBACK = two_shot(error_feedback(int8()))
 SHARDED = {"shard_optimizer": True}
+TX = optax.adamw(1e-3)
 # Steps of pipejax: the width, and further arguments of `make_train_step`.
 STEPS: dict[str, tuple[int, dict[str, Any]]] = {
     "K=1": (1, {}),
@@ -120,23 +121,17 @@ def main(config: Config) -> int:
 
 def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
     """Compares a step of pipejax with the step by hand, and with its bar."""
-    if model == "deep mlp":
-        problem = deep_mlp(mesh.size)
-    elif model == "residual mlp":
-        problem = residual_mlp(mesh.size)
-    else:
-        problem = overlap.plain_problem(model, mesh.size)
-    tx, (width, options) = optax.adamw(1e-3), STEPS[step]
-    train = pj.make_train_step(
-        problem.loss_fn, tx, mesh=mesh, width=width, donate=True, **options
-    )
+    width, _ = STEPS[step]
+    problem = problem_of(model, mesh.size)
+    train = step_of(step, problem, mesh)
     state = train.abstract_state(problem.params)
     unit = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(problem.params))
     found = inspect(train, state, problem.batch)
     # Messages that stay in flight are arguments only of a step that predicts.
     held = () if train.settings.weight_prediction else state.in_flight.pending[1:]
     ours = _live(found.memory) + _bytes(held) // mesh.size
-    hand = _by_hand(step, problem, tx, mesh, train)
+    twin = report_by_hand(step, problem, mesh, train.compiler_options)
+    hand = None if twin is None else _live(twin.memory)
     against = None if hand is None else ours / hand
     bar = BARS.get(step) if model == "deep mlp" else None
     met = ours / unit <= bar if bar else against is None or against <= 1.03
@@ -156,6 +151,23 @@ def measured(model: Model, step: str, mesh: Mesh) -> dict[str, Any]:
         "bar": bar,
         "met": met,
     }
+
+
+def problem_of(model: Model, devices: int) -> overlap.Problem:
+    """Makes a model and the shapes that it takes."""
+    if model == "deep mlp":
+        return deep_mlp(devices)
+    if model == "residual mlp":
+        return residual_mlp(devices)
+    return overlap.plain_problem(model, devices)
+
+
+def step_of(step: str, problem: overlap.Problem, mesh: Mesh) -> pj.TrainStep:
+    """Makes a step of pipejax, one of `STEPS`."""
+    width, options = STEPS[step]
+    return pj.make_train_step(
+        problem.loss_fn, TX, mesh=mesh, width=width, donate=True, **options
+    )
 
 
 def limit(width: int, devices: int, *, sharded: bool) -> float:
@@ -234,32 +246,31 @@ def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
     return table
 
 
-def _by_hand(
+def report_by_hand(
     step: str,
     problem: overlap.Problem,
-    tx: optax.GradientTransformation,
     mesh: Mesh,
-    train: pj.TrainStep,
-) -> int | None:
-    """Returns the live bytes of the step by hand, or `None` if there is none.
+    options: dict[str, Any],
+    *,
+    checks: bool = False,
+) -> Report | None:
+    """Returns the report on the step by hand, or `None` if there is none.
 
-    A pipelined step with a sharded optimizer is compared with the synchronous one.
+    A pipelined step with a sharded optimizer is compared with the synchronous one. The
+    step is compiled with the given compiler options. `checks` is as in `by_hand`.
     """
     step = "K=1" if step.startswith("K=2, sharded") else step
     if step not in BY_HAND:
         return None
-    args: tuple[Any, ...] = problem.params, jax.eval_shape(tx.init, problem.params)
+    loss_fn, params = problem.loss_fn, problem.params
+    args: tuple[Any, ...] = params, jax.eval_shape(TX.init, params)
     if step == "K=1":
-        program = by_hand.synchronous(problem.loss_fn, tx, mesh, donate=True)
+        program = by_hand.synchronous(loss_fn, TX, mesh, donate=True, checks=checks)
     else:
         predicts = step.endswith("predicted")
-        program = by_hand.pipelined(problem.loss_fn, tx, mesh, predicts=predicts)
-        stale = jax.tree.map(lambda x: overlap.on_each(mesh.size, x), problem.params)
-        args = (*args, stale)
-    options = train.compiler_options
-    return _live(
-        inspect(program, *args, problem.batch, compiler_options=options).memory
-    )
+        program = by_hand.pipelined(loss_fn, TX, mesh, predicts=predicts, checks=checks)
+        args = (*args, jax.tree.map(lambda x: overlap.on_each(mesh.size, x), params))
+    return inspect(program, *args, problem.batch, compiler_options=options)
 
 
 def _live(memory: Memory | None) -> int:

@@ -62,12 +62,14 @@ def main(config: Config) -> None:
     if config.cache:
         jax.config.update("jax_compilation_cache_dir", str(config.cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    kinds = [kind for kind, _, _ in config.faults]
-    if "disk full" in kinds and os.environ["RANK"] == "0":
+    first = os.environ["RANK"] == "0"
+    if first and "disk full" in [kind for kind, _, _ in config.faults]:
         provoke.small_disk(config.folder)
     # A process that stands by does this before it waits.
     dataset = data.load("digits")
     pj.launch.initialize(timeout=90.0, config=dataclasses.asdict(config))
+    if first:  # after a fault, and not when a process begins to stand by
+        provoke.make_room(config.folder)
     sys.stdout.write(f"joined {timeline.now():.1f}\n")
     rank = jax.process_index()
     task = learning.classifier("mlp", dataset, batch_size=BATCH, steps=config.steps)

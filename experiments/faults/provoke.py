@@ -38,15 +38,15 @@ _FILLER = "filler"
 
 
 def small_disk(folder: pathlib.Path) -> None:
-    """Mounts a small disk at `folder`, with room for some checkpoints.
-
-    If the disk is already mounted, this makes room on it.
-    """
-    if folder.is_mount():
-        (folder / _FILLER).unlink(missing_ok=True)
-    else:
+    """Mounts a small disk at `folder`, with room for some checkpoints, if it is none."""
+    if not folder.is_mount():
         disk = ("-t", "tmpfs", "-o", "size=64m", "tmpfs")
         subprocess.run(["mount", *disk, str(folder)], check=True)
+
+
+def make_room(folder: pathlib.Path) -> None:
+    """Makes room on a disk that has been filled."""
+    (folder / _FILLER).unlink(missing_ok=True)
 
 
 def once(

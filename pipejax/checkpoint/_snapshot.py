@@ -34,13 +34,15 @@ def snapshot(
     With the seconds C for which a copy stops the training, those B that it takes beside
     it, and the mean seconds M from one fault to the next, there are at least
 
-    $$\max(C / 0.01, \; B / 0.05, \; \sqrt{2 C M})$$
+    $$\max(C / 0.01, \; \sqrt{2 (C + B / 5) M})$$
 
     seconds between two snapshots, where C and B are measured: the smallest of the last
-    three snapshots, each the largest of all processes. The third term is Young's
-    optimum (Communications of the ACM 17(9), 1974). M is an hour divided by the
-    variable `PIPEJAX_FAULTS_PER_HOUR`, which `pipejax launch` sets to what the job has
-    seen, and a day without it.
+    three snapshots, each the largest of all processes. The first term bounds the share
+    of the time for which copies stop the training. The second is Young's optimum
+    (Communications of the ACM 17(9), 1974), for which a second of copying beside the
+    training is taken to cost a fifth of a second. M is an hour divided by the variable
+    `PIPEJAX_FAULTS_PER_HOUR`, which `pipejax launch` sets to what the job has seen, and
+    a day without it.
 
     A snapshot counts once all processes have it. A process keeps two, in turn, and also
     two of what it copies for another host. If there is no room for them, or one of them

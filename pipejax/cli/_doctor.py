@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import timing
-from pipejax._core.executors import Fused
+from pipejax._core.executors import Fused, FusedRounds
 from pipejax.launch import Place
 
 from ._candidates import USUAL, candidates
@@ -100,7 +100,9 @@ def run(args: argparse.Namespace) -> int:
     measured = Overlap(
         args.model or "a built-in MLP", f"{executor.name} ({executor.reason})", times
     )
-    options = executor.options if isinstance(executor, Fused) else ({}, {})
+    options = (
+        executor.options if isinstance(executor, Fused | FusedRounds) else ({}, {})
+    )
     found = Diagnosis(_here(mesh, place), *options, measured, fit, advice)
     print(found)
     with in_one_line(ImportError, OSError, ValueError):
@@ -115,13 +117,17 @@ def _least_delay(program: RunnableStep, model: Model, way: timing.RankedConfig) 
     """Returns which gradients a way must delay, or `None` if all, or if unknown.
 
     The size of a model that is given in numbers says nothing about its arrays. The host
-    executor exchanges nothing beside a backward pass.
+    executor exchanges nothing beside a backward pass, nor does a local step.
     """
-    given = elements(program.state) == model.elements
-    if way.config.width == 1 or not given or program.train.executor.name != "fused":
+    train, state, batch, shared = program
+    if not (isinstance(train, pj.TrainStep) and isinstance(state, pj.PipelineState)):
         return None
+    given = elements(state) == model.elements
+    if way.config.width == 1 or not given or train.executor.name != "fused":
+        return None
+    compute, exchange = model.compute / 1e3, way.exchange.total
     flags = pj.overlap.least_delay(
-        *program, compute=model.compute / 1e3, exchange=way.exchange.total
+        train, state, batch, shared, compute=compute, exchange=exchange
     )
     flags = merged_flags(flags)
     return None if flags is True else flags

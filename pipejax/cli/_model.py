@@ -14,8 +14,8 @@ from ._usage import UsageError
 
 
 class RunnableStep(NamedTuple):
-    train: pj.TrainStep
-    state: pj.PipelineState
+    train: pj.TrainStep | pj.LocalTrainStep
+    state: pj.PipelineState | pj.LocalState
     batch: Any
     shared: Any = None
 
@@ -53,11 +53,16 @@ def flags(elements: int, compute: str, batch: int | None) -> str:
 def load_step(name: str, mesh: jax.sharding.Mesh) -> RunnableStep:
     returned = load(name)(mesh)
     match returned:
-        case (pj.TrainStep(), pj.PipelineState(), _, *shared) if len(shared) < 2:
+        case (pj.TrainStep(), pj.PipelineState(), _, *shared) | (
+            pj.LocalTrainStep(),
+            pj.LocalState(),
+            _,
+            *shared,
+        ) if len(shared) < 2:
             leaves = jax.tree.leaves(returned[1:])
             if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
                 return RunnableStep(*returned)
     raise UsageError(
-        f"{name} must return (train, state, batch) with a pj.TrainStep and arrays, got"
-        f" {types(returned)}"
+        f"{name} must return (train, state, batch) with a train step or local step, and"
+        f" arrays; got {types(returned)}"
     )

@@ -117,7 +117,7 @@ def test_model_larger_than_the_measured_vectors_is_called_extrapolated(
 def test_model_without_a_train_step_and_arrays_is_refused(tmp_path, capsys, function):
     assert calibrate_model(tmp_path, function) == 2
     said = capsys.readouterr().err
-    assert "must return (train, state, batch) with a pj.TrainStep and arrays" in said
+    assert "must return (train, state, batch) with a train step or local step" in said
 
 
 @pytest.mark.full

@@ -147,3 +147,17 @@ def test_least_delay_is_known_for_a_pipelined_model(width, executor, elements, w
     way = timing.RankedConfig(config, exchange, 1.0, 1.0, 1.9, 1.3)
     model = Model(elements, 1000.0)  # a second of compute
     assert _doctor._least_delay(program, model, way) == wanted
+
+
+def test_least_delay_of_a_local_step_is_not_looked_for():
+    train = pj.make_local_step(
+        lambda w, x: jnp.mean((x @ w) ** 2),
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        sync_every=2,
+    )
+    program = RunnableStep(train, train.init(jnp.ones((8, 8))), jnp.ones((4, 8)))
+    way = timing.RankedConfig(
+        timing.TrainConfig(2, "psum"), timing.Duration(0, 0.3, 0, 0, 0), 1, 1, 1.9, 1.3
+    )
+    assert _doctor._least_delay(program, Model(64, 1000.0), way) is None

@@ -1,12 +1,14 @@
 """Tests what the function of `--model` must return, and how a model is described."""
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 
 import pipejax as pj
 from pipejax.cli._model import Model, load_step
 from pipejax.cli._usage import UsageError
-from pipejax.overlap import Measurement
+from pipejax.overlap import Measurement, measure
 
 from .test_calibrate import MODEL
 
@@ -32,6 +34,21 @@ def test_shared_input_is_the_fourth_element(path, monkeypatch):
     given = lambda _: lambda mesh: (*program[:3], 2.0)  # noqa: E731
     monkeypatch.setattr("pipejax.cli._model.load", given)
     assert load_step("any", pj.data_mesh(4)) == (*program[:3], 2.0)
+
+
+def test_local_step_is_a_model(monkeypatch):
+    def example(mesh):
+        train = pj.make_local_step(
+            lambda w, x: jnp.mean((x @ w) ** 2), optax.sgd(0.1), mesh=mesh, sync_every=2
+        )
+        return train, train.init(jnp.ones((3, 2))), jnp.ones((8, 3))
+
+    monkeypatch.setattr("pipejax.cli._model.load", lambda _: example)
+    program = load_step("any", pj.data_mesh(4))
+    times = measure(*program, rounds=2, steps=1)
+    model = Model.of(program, times)
+    assert (model.elements, model.batch) == (6, 2)
+    assert model.compute > 0
 
 
 @pytest.mark.parametrize("function", ["shapes", "no_arrays"])

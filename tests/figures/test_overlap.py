@@ -1,4 +1,4 @@
-"""Tests what the documents say about schedules and memory."""
+"""Tests what the documents say about schedules, memory and compile time."""
 
 from experiments.report import result
 from experiments.tables._overlap import unsharded
@@ -30,3 +30,15 @@ def test_memory_beside_step_by_hand_is_quoted():
     extra = [x["feedback"] for (_, step), x in cells.items() if "feedback" in step]
     copies = f"{min(extra):.2f} to {max(extra):.2f} copies"
     yield f"one copy of the gradients, its residual ({copies})"
+
+
+@quoted_in("docs/benchmarks/compile_time.md")
+def test_tracing_and_compilation_are_quoted():
+    leaves, steps = list(result("compile_time")["leaves"].items())[-1]
+    traced, compiled = (
+        [f"{steps[name][phase]:.1f} s" for name in steps if "predicted" in name]
+        for phase in ("trace", "compile")
+    )
+    (hand, ours), (hand_compiled, ours_compiled) = traced, compiled
+    yield f"With {leaves} arrays, tracing takes {ours} and compilation {ours_compiled}"
+    yield f"against {hand} and {hand_compiled} by hand with prediction"

@@ -119,8 +119,9 @@ def valid_in_step(filled: Any, length: int, age: int = 0) -> Valid:
     newest.
     """
     # Until the message is due, `age` fresh ones enter the queue, and one with the step
-    # that makes room for it.
-    return Valid(filled >= length - age, _valid(filled + age + 1, length))
+    # that makes room for it. The comparison with itself is `True`, as XLA sees.
+    due = filled >= (length - age if age < length else filled)
+    return Valid(due, _valid(filled + age + 1, length))
 
 
 def valid_at_once() -> Valid:
@@ -130,7 +131,7 @@ def valid_at_once() -> Valid:
 
 def entered(filled: jax.Array, length: int) -> jax.Array:
     """Returns the number of valid messages after a fresh one has entered the queue."""
-    return jnp.minimum(filled + 1, length)
+    return jnp.minimum(filled + 1, length) if length else filled
 
 
 def valid_in_drain(in_flight: InFlight, age: int) -> Valid:

@@ -52,6 +52,7 @@ class Reading:
             program=self.module.name,
             flops=flops,
             matmuls=total.matmuls,
+            operations=total.operations,
             collectives=tuple(collectives),
             covered=by_axis.pop(None, None),
             covered_by={axes: x for axes, x in by_axis.items() if axes is not None},

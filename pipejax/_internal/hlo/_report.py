@@ -87,6 +87,8 @@ class Report(NamedTuple):
       program: Name of the HLO module.
       flops: FLOPs of the program's matmuls and convolutions, on one device.
       matmuls: Number of matmuls and convolutions that one device runs.
+      operations: Number of kernels that one device runs, without collectives and
+        asynchronous copies.
       collectives: A `Collective` for each collective, in the order of the schedule.
       covered: Share of `flops` that runs while at least one collective is in progress,
         from 0 to 1; `None` for a program without FLOPs. Collectives that send less than
@@ -121,6 +123,7 @@ class Report(NamedTuple):
     program: str
     flops: float
     matmuls: int
+    operations: int
     collectives: tuple[Collective, ...]
     covered: float | None
     uncounted: tuple[str, ...]
@@ -176,6 +179,7 @@ class Report(NamedTuple):
             "program": self.program,
             "flops": self.flops,
             "matmuls": self.matmuls,
+            "operations": self.operations,
             "share": self.share,
             "covered": self.covered,
             "covered_by": {"+".join(k): v for k, v in self.covered_by.items()},
@@ -188,7 +192,8 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         lines = [
             f"{self.program}: {amount(self.flops)}FLOP in matmuls and convolutions"
-            f" ({self.matmuls}), collectives ({len(self.collectives)})"
+            f" ({self.matmuls}), kernels ({self.operations}), collectives"
+            f" ({len(self.collectives)})"
         ]
         lines += [f"not counted: {what}" for what in self.uncounted]
         if self.memory is not None:

@@ -46,6 +46,7 @@ def test_share_is_weighted_by_bytes_sent(report):
 def test_report_can_be_written_as_json(report):
     found = json.loads(json.dumps(report.to_dict()))
     assert found["flops"] == 2 * FLOPS
+    assert found["operations"] == 5
     assert found["share"] == pytest.approx(1 / 4)
     assert found["collectives"][0]["dtypes"] == ["f32"]
     assert found["collectives"][0]["op_name"] == "jit(step)/psum"
@@ -55,8 +56,8 @@ def test_report_can_be_written_as_json(report):
 
 def test_report_is_printed_as_an_aligned_table(report):
     lines = str(report).splitlines()
-    head = "step: 2.05 kFLOP in matmuls and convolutions (2), collectives (2)"
-    assert lines[0] == head
+    head = "step: 2.05 kFLOP in matmuls and convolutions (2), kernels (5)"
+    assert lines[0] == f"{head}, collectives (2)"
     columns = [line.split() for line in lines[2:5]]
     assert columns[0][0] == "collective"
     assert columns[1][:2] == ["all-reduce", "f32"]

@@ -1,0 +1,103 @@
+"""Counts the kernels of a step on a GPU, relative to a step written by hand.
+
+Claim: a step of pipejax starts at most three kernels more than a step by hand that
+skips nothing, at widths 1 and 2, without and with prediction. Steps of less than a
+millisecond take as long as it takes to start their kernels. The limit is the step by
+hand. The result also counts a step by hand that skips updates by gradients that are not
+finite, as pipejax does.
+
+The programs are those of `experiments.memory`, with everything donated. They are
+compiled for GPUs that need not be there, and do not run. A collective is counted apart
+from other kernels.
+
+Command: python -m experiments.kernels
+Time: about 10 minutes on 2 cores.
+Result: experiments/results/kernels.json
+"""
+
+import dataclasses
+import pathlib
+import sys
+from typing import Any
+
+import tyro
+
+import pipejax as pj
+from pipejax.overlap import Report, inspect, topology
+
+from . import memory, report
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of the programs to compile."""
+
+    targets: tuple[str, ...] = ("h100:1x1x1", "h100:1x1x8")
+    """Devices to compile for, as `pj.overlap.topology` takes them."""
+    models: tuple[memory.Model, ...] = ("mlp", "residual mlp", "cnn", "transformer")
+    """Models to compile, of those of `experiments.memory`."""
+    out: pathlib.Path = report.RESULTS / "kernels.json"
+    """File to write the result to, as JSON."""
+
+
+BAR = 3
+
+
+def main(config: Config) -> int:
+    """Compiles every step, prints a line for each, and writes the result file.
+
+    Returns:
+      The exit code, which is 1 if a step misses its bar.
+    """
+    cells = []
+    for target in config.targets:
+        mesh = pj.data_mesh(devices=topology(target))
+        for model in config.models:
+            problem = memory.problem_of(model, mesh.size)
+            for step in memory.BY_HAND:
+                train = memory.step_of(step, problem, mesh)
+                state = train.abstract_state(problem.params)
+                found = {"pipejax": inspect(train, state, problem.batch)}
+                options = train.compiler_options
+                for name, checks in (("by hand", False), ("by hand, checked", True)):
+                    twin = memory.report_by_hand(
+                        step, problem, mesh, options, checks=checks
+                    )
+                    found |= {} if twin is None else {name: twin}
+                cell = {"target": target, "model": model, "step": step}
+                cells.append(cell | {name: counts(x) for name, x in found.items()})
+                print(cells[-1], flush=True)
+    report.save(config.out, seed=0, bar=BAR, cells=cells)
+    return int(any(more(cell) > BAR for cell in cells))
+
+
+def counts(found: Report) -> dict[str, int]:
+    """Returns the number of kernels and of collectives that one device starts."""
+    collectives = sum(each.times for each in found.collectives)
+    return {"kernels": found.operations, "collectives": collectives}
+
+
+def more(cell: dict[str, Any]) -> int:
+    """Returns how many more kernels and collectives there are than by hand."""
+    return sum(cell["pipejax"].values()) - sum(cell["by hand"].values())
+
+
+def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns titles, then the kernels of each program, plus its collectives."""
+    programs = ("pipejax", "by hand", "by hand, checked")
+    return [
+        ["GPUs", "model", "step", *programs],
+        *(
+            [
+                cell["target"].rpartition("x")[-1],
+                cell["model"],
+                cell["step"],
+                *(" + ".join(map(str, cell[name].values())) for name in programs),
+            ]
+            for cell in cells
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Config, description=__doc__)))

@@ -1,0 +1,35 @@
+"""Tests the count of kernels with a small model on one GPU, and its bar."""
+
+import json
+
+import pytest
+
+from experiments import kernels
+
+pytest.importorskip("jax_plugins.xla_cuda12")
+pytest.importorskip("nvidia.cuda_nvcc")
+
+
+@pytest.mark.full
+def test_kernels_are_counted_beside_those_of_steps_by_hand(tmp_path):
+    out = tmp_path / "kernels.json"
+    config = kernels.Config(("h100:1x1x1",), ("mlp",), out)
+    kernels.main(config)
+    found = json.loads(out.read_text())["cells"]
+    assert [x["step"] for x in found] == ["K=1", "K=2, plain", "K=2, predicted"]
+    for cell in found:
+        for name in ("pipejax", "by hand", "by hand, checked"):
+            assert cell[name]["kernels"] > 3
+            assert cell[name]["collectives"] == 0
+
+
+def test_collectives_count_as_kernels_in_the_bar():
+    ours, hand = {"kernels": 9, "collectives": 2}, {"kernels": 8, "collectives": 1}
+    assert kernels.more({"pipejax": ours, "by hand": hand}) == 2
+
+
+def test_rows_show_kernels_plus_collectives():
+    count = {"kernels": 9, "collectives": 1}
+    cell = {"target": "h100:1x1x8", "model": "mlp", "step": "K=1"}
+    cell |= dict.fromkeys(("pipejax", "by hand", "by hand, checked"), count)
+    assert kernels.rows([cell])[1] == ["8", "mlp", "K=1", "9 + 1", "9 + 1", "9 + 1"]
