@@ -202,11 +202,7 @@ def converted(events: Sequence[Event]) -> list[Event]:
 
 def sums(cell: dict[str, Any]) -> dict[str, float]:
     """Returns the seconds of each part, added up over the jobs with faults."""
-    # An earlier result has no part for the first start.
-    jobs = [job["parts_s"] for job in cell["jobs"]]
-    return {
-        name: sum(parts[name] for parts in jobs) for name in PARTS if name in jobs[0]
-    }
+    return {name: sum(job["parts_s"][name] for job in cell["jobs"]) for name in PARTS}
 
 
 def rows(cells: Sequence[dict[str, Any]]) -> list[list[str]]:

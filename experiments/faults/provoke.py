@@ -38,7 +38,7 @@ _FILLER = "filler"
 
 
 def small_disk(folder: pathlib.Path) -> None:
-    """Mounts a small disk at `folder`, with room for some checkpoints, if it is none."""
+    """Mounts a disk at `folder`, with room for some checkpoints, if there is none."""
     if not folder.is_mount():
         disk = ("-t", "tmpfs", "-o", "size=64m", "tmpfs")
         subprocess.run(["mount", *disk, str(folder)], check=True)

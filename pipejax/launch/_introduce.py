@@ -21,19 +21,21 @@ def introduced(
     process with another secret, listens there.
     """
     host, _, port = place.coordinator.rpartition(":")
-    left = max(0.2, until - time.monotonic())
+    # The kernel sends a lost request again after 1, 3, 7, 15 and 31 seconds. Where the
+    # network is away for a while, new requests come sooner.
+    patience = min(PATIENCE, max(0.2, until - time.monotonic()))
     with contextlib.ExitStack() as stack:
-        connection = socket.create_connection((host.strip("[]"), int(port)), left)
+        connection = socket.create_connection((host.strip("[]"), int(port)), patience)
         stack.enter_context(connection)
         # As long as nothing listens at a port of this host, the system may choose this
         # very port for the connection, which then leads to itself.
         if connection.getsockname() == connection.getpeername():
             raise ConnectionRefusedError("nothing listens there")
-        prove(connection, secret, min(PATIENCE, left))
+        prove(connection, secret, patience)
         connection.sendall(mine.to_json())
         # Process 0 waits as long as this process; its answer then has to arrive.
-        patience = max(0.0, until - time.monotonic()) + 2 * PATIENCE
-        answer = _line(connection, patience, LONGEST)
+        longest = max(0.0, until - time.monotonic()) + 2 * PATIENCE
+        answer = _line(connection, longest, LONGEST)
         stack.pop_all()
     return answer, connection
 

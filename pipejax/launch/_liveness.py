@@ -24,6 +24,7 @@ _END = b"\0"  # ends a text
 _kept: dict[int, socket.socket] = {}
 _said: dict[int, bytearray] = {}  # what they have sent
 _closed: set[int] = set()
+_unheard: set[int] = set()
 
 
 def keep(connections: Mapping[int, socket.socket]) -> None:
@@ -47,9 +48,14 @@ def closed() -> set[int]:
     return {*_closed}
 
 
+def leave_out(ranks: set[int]) -> None:
+    """Says that some processes are cut off or stopped, and close nothing."""
+    _unheard.update(ranks)
+
+
 def all_closed() -> bool:
-    """Returns whether there were connections, and none is open."""
-    found = closed()
+    """Returns whether there were connections, and none is open but those left out."""
+    found = closed() | _unheard
     return bool(found) and found >= _kept.keys()
 
 

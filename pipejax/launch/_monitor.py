@@ -175,7 +175,15 @@ class Monitor:
 
     def _finally(self, diagnosis: str) -> None:
         self.ending = True
+        if self.rank == 0:
+            _liveness.leave_out(self._unheard())
         self.end(self.rank, diagnosis)
+
+    def _unheard(self) -> set[int]:
+        """Returns the ranks of processes that hear no diagnosis, as far as is known."""
+        now, least = time.monotonic(), min(LEAST, self.limit)
+        newest = self._newest.copy().items()
+        return {rank for rank, (_, heard) in newest if now - heard > least}
 
     def _report(self, count: int, over: bool) -> ProcessReport:
         now = time.monotonic()

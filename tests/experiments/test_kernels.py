@@ -28,8 +28,10 @@ def test_collectives_count_as_kernels_in_the_bar():
     assert kernels.more({"pipejax": ours, "by hand": hand}) == 2
 
 
-def test_rows_show_kernels_plus_collectives():
-    count = {"kernels": 9, "collectives": 1}
+def test_rows_show_kernels_and_those_of_both_steps_by_hand():
     cell = {"target": "h100:1x1x8", "model": "mlp", "step": "K=1"}
-    cell |= dict.fromkeys(("pipejax", "by hand", "by hand, checked"), count)
-    assert kernels.rows([cell])[1] == ["8", "mlp", "K=1", "9 + 1", "9 + 1", "9 + 1"]
+    for place, name in enumerate(("pipejax", "by hand", "by hand, checked")):
+        cell[name] = {"kernels": 9 + place, "collectives": 1}
+    titles, row = kernels.rows([cell])
+    assert titles == ["GPUs", "model", "K=1"]
+    assert row == ["8", "mlp", "10 (11, 12)"]

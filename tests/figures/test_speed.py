@@ -27,6 +27,14 @@ def test_time_of_a_call_is_quoted():
     yield f"takes {python:.0f} microseconds longer than its program"
 
 
+@quoted_in("docs/benchmarks/speed.md")
+def test_kernels_beside_those_of_a_checked_step_are_quoted():
+    for cell in result("kernels")["cells"]:
+        ours, checked = (sum(cell[x].values()) for x in ("pipejax", "by hand, checked"))
+        assert ours < checked, cell
+    yield "pipejax starts fewer kernels in every case"
+
+
 def ends(race, what="accuracy"):
     """Returns the last values by method: means over seeds."""
     runs = list(result(f"time_to_accuracy_{race}")["runs"].values())

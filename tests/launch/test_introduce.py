@@ -51,3 +51,19 @@ def test_connection_to_its_own_port_is_refused(port, monkeypatch):
     until = time.monotonic() + 1.0
     with pytest.raises(ConnectionRefusedError, match="nothing listens there"):
         introduced(place, record(1, 2), until, b"")
+
+
+def test_request_is_made_anew_before_the_kernel_waits_long(port, monkeypatch):
+    """A network that is away loses a request to connect, and answers none."""
+    waited = []
+
+    def lost(address, timeout):
+        waited.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", lost)
+    place = launch.Place("arguments", f"127.0.0.1:{port}", 2, 1)
+    for left in (300.0, 1.0):
+        with pytest.raises(TimeoutError):
+            introduced(place, record(1, 2), time.monotonic() + left, b"")
+    assert waited == [5.0, pytest.approx(1.0, abs=0.1)]

@@ -20,6 +20,7 @@ def kept(monkeypatch):
     monkeypatch.setattr(_liveness, "_kept", found)
     monkeypatch.setattr(_liveness, "_said", {})
     monkeypatch.setattr(_liveness, "_closed", set())
+    monkeypatch.setattr(_liveness, "_unheard", set())
     yield found
     for connection in found.values():
         connection.close()
@@ -95,6 +96,16 @@ def test_text_is_sent_beside_an_ended_process():
     assert not _liveness.all_closed()
     fourth.close()
     until(_liveness.all_closed)
+
+
+def test_process_that_is_cut_off_is_not_waited_for():
+    (first, second), (third, fourth) = socket.socketpair(), socket.socketpair()
+    _liveness.keep({1: first, 2: third})
+    _liveness.leave_out({2})
+    with fourth:
+        assert not _liveness.all_closed()
+        second.close()
+        until(_liveness.all_closed)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="not on this system")
