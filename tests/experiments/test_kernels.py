@@ -11,7 +11,7 @@ pytest.importorskip("nvidia.cuda_nvcc")
 
 
 @pytest.mark.full
-def test_kernels_are_counted_beside_those_of_steps_by_hand(tmp_path):
+def test_kernels_of_both_steps_by_hand_are_counted(tmp_path):
     out = tmp_path / "kernels.json"
     config = kernels.Config(("h100:1x1x1",), ("mlp",), out)
     kernels.main(config)
@@ -28,7 +28,7 @@ def test_collectives_count_as_kernels_in_the_bar():
     assert kernels.more({"pipejax": ours, "by hand": hand}) == 2
 
 
-def test_rows_show_kernels_and_those_of_both_steps_by_hand():
+def test_rows_show_kernels_of_both_steps_by_hand():
     cell = {"target": "h100:1x1x8", "model": "mlp", "step": "K=1"}
     for place, name in enumerate(("pipejax", "by hand", "by hand, checked")):
         cell[name] = {"kernels": 9 + place, "collectives": 1}

@@ -28,7 +28,7 @@ def test_time_of_a_call_is_quoted():
 
 
 @quoted_in("docs/benchmarks/speed.md")
-def test_kernels_beside_those_of_a_checked_step_are_quoted():
+def test_kernels_of_a_checked_step_are_quoted():
     for cell in result("kernels")["cells"]:
         ours, checked = (sum(cell[x].values()) for x in ("pipejax", "by hand, checked"))
         assert ours < checked, cell

@@ -98,7 +98,7 @@ def test_text_is_sent_beside_an_ended_process():
     until(_liveness.all_closed)
 
 
-def test_process_that_is_cut_off_is_not_waited_for():
+def test_process_is_not_waited_for_once_cut_off():
     (first, second), (third, fourth) = socket.socketpair(), socket.socketpair()
     _liveness.keep({1: first, 2: third})
     _liveness.leave_out({2})
