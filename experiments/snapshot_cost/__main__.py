@@ -11,7 +11,7 @@ memory of each host, from the memory of the other host (one has lost its own), a
 disk.
 
 Command: python -m experiments.snapshot_cost
-Time: about ten minutes on 2 cores, and 20 GB of memory.
+Time: about ten minutes on 2 cores, and 18 GB of memory.
 Result: experiments/results/snapshot_cost.json
 """
 
@@ -30,7 +30,7 @@ BAR = 0.01
 class Config:
     """Settings of the measurement."""
 
-    widths: tuple[int, ...] = (912, 2888)
+    widths: tuple[int, ...] = (912, 2500)
     """The widths of the square layers, each of which makes a model."""
     rate: str = "1gbit"
     """The rate of the links, in the notation of `tc`."""
@@ -52,13 +52,13 @@ def main(config: Config) -> None:
         found = cluster.ask(network, "experiments.snapshot_cost._member", flags)
         cells.append({"width": width, **found})
         report.save(config.out, seed=0, **report.settings(config), bar=BAR, cells=cells)
-    bits = cluster.bits_per_second(config.rate)
-    table = report.table("snapshots", rows(cells, bits))
+    table = report.table("snapshots", rows(cells, config.rate))
     report.console(width=140).print(table)
 
 
-def rows(cells: list[dict[str, Any]], bits_per_second: float) -> list[list[str]]:
-    """Returns titles, then a row for each model."""
+def rows(cells: list[dict[str, Any]], rate: str) -> list[list[str]]:
+    """Returns titles, then a row for each model; `rate` is that of the links."""
+    bits_per_second = cluster.bits_per_second(rate)
     table = [
         [
             *("state of a process, MB", "stop, s", "one copy, s", "beside, s"),
