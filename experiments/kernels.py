@@ -16,11 +16,14 @@ Result: experiments/results/kernels.json
 """
 
 import dataclasses
+import functools
+import itertools
 import pathlib
 import sys
 from typing import Any
 
 import tyro
+from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax.overlap import Report, inspect, topology
@@ -52,23 +55,28 @@ def main(config: Config) -> int:
     cells = []
     for target in config.targets:
         mesh = pj.data_mesh(devices=topology(target))
-        for model in config.models:
-            problem = memory.problem_of(model, mesh.size)
-            for step in memory.BY_HAND:
-                train = memory.step_of(step, problem, mesh)
-                state = train.abstract_state(problem.params)
-                found = {"pipejax": inspect(train, state, problem.batch)}
-                options = train.compiler_options
-                for name, checks in (("by hand", False), ("by hand, checked", True)):
-                    twin = memory.report_by_hand(
-                        step, problem, mesh, options, checks=checks
-                    )
-                    found |= {} if twin is None else {name: twin}
-                cell = {"target": target, "model": model, "step": step}
-                cells.append(cell | {name: counts(x) for name, x in found.items()})
-                print(cells[-1], flush=True)
+        for model, step in itertools.product(config.models, memory.BY_HAND):
+            cells.append({"target": target, **counted(model, step, mesh)})
+            print(cells[-1], flush=True)
     report.save(config.out, seed=0, bar=BAR, cells=cells)
     return int(any(more(cell) > BAR for cell in cells))
+
+
+def counted(model: memory.Model, step: str, mesh: Mesh) -> dict[str, Any]:
+    """Compiles a step of pipejax and those by hand, and counts what they start."""
+    problem = memory.problem_of(model, mesh.size)
+    train = memory.step_of(step, problem, mesh)
+    state = train.abstract_state(problem.params)
+    by_hand = functools.partial(
+        memory.report_by_hand, step, problem, mesh, train.compiler_options
+    )
+    found = {
+        "pipejax": inspect(train, state, problem.batch),
+        "by hand": by_hand(),
+        "by hand, checked": by_hand(checks=True),
+    }
+    counts_by_name = {name: counts(x) for name, x in found.items() if x is not None}
+    return {"model": model, "step": step, **counts_by_name}
 
 
 def counts(found: Report) -> dict[str, int]:

@@ -24,7 +24,6 @@ _END = b"\0"  # ends a text
 _kept: dict[int, socket.socket] = {}
 _said: dict[int, bytearray] = {}  # what they have sent
 _closed: set[int] = set()
-_unheard: set[int] = set()
 
 
 def keep(connections: Mapping[int, socket.socket]) -> None:
@@ -49,13 +48,13 @@ def closed() -> set[int]:
 
 
 def leave_out(ranks: set[int]) -> None:
-    """Says that some processes are cut off or stopped, and close nothing."""
-    _unheard.update(ranks)
+    """Counts connections to processes that are cut off or stopped as closed."""
+    _closed.update(ranks & _kept.keys())
 
 
 def all_closed() -> bool:
-    """Returns whether there were connections, and none is open but those left out."""
-    found = closed() | _unheard
+    """Returns whether there were connections, and none is open."""
+    found = closed()
     return bool(found) and found >= _kept.keys()
 
 

@@ -176,14 +176,12 @@ class Monitor:
     def _finally(self, diagnosis: str) -> None:
         self.ending = True
         if self.rank == 0:
-            _liveness.leave_out(self._unheard())
+            # Those that are silent hear no diagnosis. After `limit`, one may be about
+            # to print its stacks (`_put_off`), and has the time.
+            now, most = time.monotonic(), self.limit + 2 * PERIOD - _LAST
+            newest = self._newest.copy().items()
+            _liveness.leave_out({x for x, (_, at) in newest if LEAST < now - at < most})
         self.end(self.rank, diagnosis)
-
-    def _unheard(self) -> set[int]:
-        """Returns the ranks of processes that hear no diagnosis, as far as is known."""
-        now, least = time.monotonic(), min(LEAST, self.limit)
-        newest = self._newest.copy().items()
-        return {rank for rank, (_, heard) in newest if now - heard > least}
 
     def _report(self, count: int, over: bool) -> ProcessReport:
         now = time.monotonic()

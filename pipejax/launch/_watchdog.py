@@ -63,9 +63,9 @@ class Watchdog:
     for all processes while one of them is inside of `pause`.
 
     An exception that leaves the `with` block is a fault. All processes print it, about
-    two seconds later.
-    Leaving the block in good order, or by `sys.exit()` without an error, waits until
-    all processes have left theirs. In a job of one process the watchdog does nothing.
+    two seconds later. Leaving the block in good order, or by `sys.exit()` without an
+    error, waits until all processes have left theirs. In a job of one process the
+    watchdog does nothing.
 
     A watchdog cannot
 

@@ -20,7 +20,6 @@ def kept(monkeypatch):
     monkeypatch.setattr(_liveness, "_kept", found)
     monkeypatch.setattr(_liveness, "_said", {})
     monkeypatch.setattr(_liveness, "_closed", set())
-    monkeypatch.setattr(_liveness, "_unheard", set())
     yield found
     for connection in found.values():
         connection.close()

@@ -24,7 +24,6 @@ def lifeline(monkeypatch):
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     for name, empty in (("_kept", {}), ("_said", {}), ("_closed", set())):
         monkeypatch.setattr(_liveness, name, empty)
-    monkeypatch.setattr(_liveness, "_unheard", set())
     ends = socket.socketpair()
 
     def connected(rank):
@@ -40,7 +39,6 @@ def lifeline(monkeypatch):
 def monitors(monkeypatch):
     """Starts two monitors in this process, and collects their diagnoses."""
     monkeypatch.setattr(_monitor, "PERIOD", 0.02)
-    monkeypatch.setattr(_liveness, "_unheard", set())
     # This call would end the tests.
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     started, diagnoses = [], {}
@@ -119,18 +117,21 @@ def test_missing_process_0_is_named(monkeypatch):
     assert monitor.over.wait(10)
 
 
-def test_silent_process_is_not_waited_for(monkeypatch):
+@pytest.mark.parametrize(("limit", "waits"), [(20.0, False), (0.5, True)])
+def test_silent_process_is_waited_for_after_the_limit(
+    lifeline, monkeypatch, limit, waits
+):
+    """After the limit, a process that cannot report may print its stacks."""
     monkeypatch.setattr(_monitor, "PERIOD", 0.02)
-    monkeypatch.setattr(_liveness, "_unheard", set())
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: None)
     progress, diagnoses = _monitor.Progress(since=time.monotonic()), {}
     store = KeyValueStore(Store())
-    store.post(ProcessReport(1, "host1"))
-    monitor = _monitor.Monitor(store, 0, 2, 0.5, progress, diagnoses.setdefault)
+    store.post(ProcessReport(1, "host1", pace=0.01))
+    lifeline(1)
+    monitor = _monitor.Monitor(store, 0, 2, limit, progress, diagnoses.setdefault)
     monitor.start()
     until(lambda: diagnoses)
     assert "process 1 on host1 has said nothing" in diagnoses[0]
-    assert _liveness._unheard == {1}
+    assert _liveness.all_closed() != waits
     monitor.over.set()
 
 
