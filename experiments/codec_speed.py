@@ -1,8 +1,7 @@
 """Measures how fast codecs are on one CPU core, relative to a copy of the same array.
 
-Bars: relative to the copy, the speed of int8 blocks that are encoded and then decoded
-is at least 0.40. The speeds of truncate and bf16 are at least 0.80, both for encoding
-and for decoding. A program that only reads and writes memory cannot be faster than the
+Bars: relative to the copy, the speeds of int8 and int4 are at least 0.70, and those of
+truncate and bf16 at least 0.80, both for encoding and for decoding. A program that only reads and writes memory cannot be faster than the
 copy, which reads 64 MiB and writes 64 MiB. In the result file, `bytes moved` is the
 number of bytes that a codec reads and writes.
 
@@ -45,6 +44,8 @@ CODECS: dict[str, Callable[[], codecs.Codec]] = {
     "int8, block 256": codecs.int8,
     "int8, block 1024": lambda: codecs.int8(1024),
     "int4": codecs.int4,
+    "fp4": codecs.fp4,
+    "int2": codecs.int2,
     "fp8 e4m3": codecs.fp8,
     "quantize": codecs.quantize,
     "sign": codecs.sign,

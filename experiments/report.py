@@ -50,14 +50,15 @@ def result(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def kept(path: pathlib.Path) -> list[dict[str, Any]]:
+def kept(path: pathlib.Path, key: str = "cells") -> list[dict[str, Any]]:
     """Returns the cells of an existing result, each with its commit, date and CPU.
 
-    A run replaces some of them. A cell without an origin has that of its file.
+    A run replaces some of them. A cell without an origin has that of its file. `key` is
+    the name that the cells have in the file.
     """
-    record = json.loads(path.read_text()) if path.exists() else {"cells": []}
+    record = json.loads(path.read_text()) if path.exists() else {key: []}
     of_file = {name: record[name] for name in origin() if name in record}
-    return [{**of_file, **cell} for cell in record["cells"]]
+    return [{**of_file, **cell} for cell in record[key]]
 
 
 def origin() -> dict[str, Any]:

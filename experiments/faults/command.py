@@ -26,6 +26,14 @@ def program(
     return command
 
 
+def returning(command: Sequence[str]) -> list[str]:
+    """Returns a command that runs another, and once more if that is killed.
+
+    So does a host that is lost and returns.
+    """
+    return ["sh", "-c", '"$@" || { [ $? = 137 ] && exec "$@"; }', "sh", *command]
+
+
 def launched(
     command: Sequence[str], restarts: int, grace: float, *more: str
 ) -> list[str]:

@@ -33,7 +33,7 @@ from pipejax.launch._goodput import PARTS, Event, Goodput, events, goodput
 from .__main__ import digests
 from .command import launched, program
 from .printed import printed
-from .provoke import CUT_OFF, Fault, Kind, Lost
+from .provoke import CUT_OFF, MEMORY, Fault, Kind, Lost
 
 # A color for each part, of which no two are alike.
 COLORS = (
@@ -129,7 +129,7 @@ def run(
         command = [*program(config, names, folder, faults), "--cache", cache]
         restarts = 2 * len(faults) + 1
         if before is None:
-            command += ["--every", str(config.every), "--memory", "/dev/shm"]
+            command += ["--every", str(config.every), "--memory", str(MEMORY)]
             rate = 3600.0 / (config.between * config.pace)
             more = ("--standby", "--faults-per-hour", f"{rate:.1f}")
             command = launched(command, restarts, config.limit, *more)

@@ -23,10 +23,12 @@ Kind = Literal[
 ]
 """The kinds that jobs have in turn."""
 Lost = Literal["host lost"]
-"""The kind that takes the memory of a host too."""
+"""The kind that ends all processes of a host, and empties its memory."""
 Fault = tuple[Kind | Lost, int, int]
 """A kind, the rank of the process, and the step, counted from 0, before which it is."""
 
+MEMORY = pathlib.Path("/dev/shm")
+"""The folder in the memory of a host, of which each emulated host has its own."""
 CUT_OFF = 30
 """How long a link stays cut off or slow, in seconds."""
 _SLOW = "2mbit"
@@ -80,8 +82,13 @@ def _killed(folder: pathlib.Path, rate: str) -> None:
 
 
 def _lost(folder: pathlib.Path, rate: str) -> None:
-    for path in pathlib.Path("/dev/shm").iterdir():
+    for path in MEMORY.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+    launcher = os.getppid()
+    children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children")
+    others = {int(pid) for pid in children.read_text().split()} - {os.getpid()}
+    for pid in (launcher, *others):
+        os.kill(pid, signal.SIGKILL)
     _killed(folder, rate)
 
 

@@ -1,7 +1,9 @@
 """Codecs that send few bits per element and one float32 scale per block of elements.
 
 The payload is a vector of bytes: the codes of all blocks, followed by all scales. `L`
-is the largest code, and `s` the scale of a block.
+is the largest code, and `s` the scale of a block. Codes of fewer than eight bits share
+bytes: byte j of m holds the codes of the elements j, j + m, j + 2 m and so on, the
+first of them in the lowest bits.
 
 NaN and infinity decode to NaN. For `fp8`, NaN is a number of the format. For `int8`,
 `int4` and `fp4`, the unused integer `-(L + 1)` stands for NaN. For `sign` and `int2`,
@@ -10,28 +12,35 @@ the other codecs the scale alone would not be enough: on CPUs, XLA's maximum of 
 more elements loses NaN, https://github.com/openxla/xla/issues/21461
 """
 
+import abc
+import functools
 import operator
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 
-from pipejax._internal.bits import from_words, pack, to_words, unpack
+from pipejax._internal.bits import from_words, to_words
 from pipejax._internal.integers import is_integer
 
-from ._codec import Codec
+from ._rounding import Rounding
 
 # A block whose scale is smaller than this decodes to zeros. `L / scale` could overflow,
 # and gradients of this size do not change the parameters.
 SMALL = 2.0**-100
 
 
-class Blocks(Codec):
+class Blocks(Rounding):
     block: int
     bits: int
 
     @property
+    def takes_noise(self) -> bool:
+        return False
+
+    @property
     def multiple(self) -> int:
-        return self.block
+        return self.block * 8 // self.bits
 
     def size(self, n: int) -> int:
         return n * self.bits // 8 + 4 * (n // self.block)
@@ -40,19 +49,46 @@ class Blocks(Codec):
         """Returns the largest magnitude in each block: `[b, block]` to `[b, 1]`."""
         return jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
 
-    def packed(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
-        """Packs codes, uint8 `[b, block]`, and scales `[b, 1]` into one payload."""
-        return jnp.concatenate([pack(codes, self.bits).reshape(-1), to_words(scale)])
+    @abc.abstractmethod
+    def codes(
+        self, blocks: jax.Array, scale: jax.Array, noise: jax.Array | None
+    ) -> jax.Array:
+        """Returns the codes, uint8 `[b, block]`, of blocks with the scale `[b, 1]`."""
 
-    def parted(self, payload: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        """Undoes `packed` for the payload of `n` elements."""
+    @abc.abstractmethod
+    def numbers(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        """Undoes `codes`."""
+
+    def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
+        blocks = self._rows(x.astype(jnp.float32))
+        scale = self.scale(blocks)
+        parts = []
+        # The codes of each place in a byte are computed from rows of their own. XLA:CPU
+        # does not vectorize the computation if they are cut from the codes of all rows.
+        for shift, rows in self._places(blocks):
+            drawn = None if noise is None else self._rows(noise)[rows]
+            parts.append(self.codes(blocks[rows], scale[rows], drawn) << shift)
+        packed = functools.reduce(operator.or_, parts)
+        return jnp.concatenate([packed.reshape(-1), to_words(scale)])
+
+    def decode(self, payload: jax.Array, n: int) -> jax.Array:
         coded = n * self.bits // 8
-        packed = payload[:coded].reshape(n // self.block, -1)
-        scale = from_words(payload[coded:], jnp.float32)
-        return unpack(packed, self.bits), scale[:, None]
+        packed = self._rows(payload[:coded])
+        scale = from_words(payload[coded:], jnp.float32)[:, None]
+        parts = [
+            self.numbers((packed >> shift) & (2**self.bits - 1), scale[rows])
+            for shift, rows in self._places(scale)
+        ]
+        return jnp.concatenate(parts).reshape(-1)
 
-    def _blocks(self, x: jax.Array) -> jax.Array:
-        return x.astype(jnp.float32).reshape(-1, self.block)
+    def _rows(self, x: jax.Array) -> jax.Array:
+        return x.reshape(-1, self.block)
+
+    def _places(self, rows: jax.Array) -> Iterator[tuple[int, slice]]:
+        """Yields the shift of each place in a byte, and the rows whose codes it has."""
+        many = len(rows) * self.bits // 8
+        for i, shift in enumerate(range(0, 8, self.bits)):
+            yield shift, slice(i * many, (i + 1) * many)
 
 
 def check_block(block: int) -> int:

@@ -1,7 +1,7 @@
 """Codecs with floats of eight or four bits, and one scale per block of elements."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +23,18 @@ class Float8(Blocks):
     def top(self) -> float:
         return float(jnp.finfo(self.dtype).max)
 
-    def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        blocks = self._blocks(x)
-        scale = self.scale(blocks)
+    def codes(
+        self, blocks: jax.Array, scale: jax.Array, noise: jax.Array | None
+    ) -> jax.Array:
+        del noise
         # The largest element may come out an ulp of float32 above L. It still rounds to
         # L: only numbers that are half a step of the small format above L overflow.
         small = (blocks * over(self.top, scale)).astype(self.dtype)
-        return self.packed(lax.bitcast_convert_type(small, jnp.uint8), scale), state
+        return lax.bitcast_convert_type(small, jnp.uint8)
 
-    def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        codes, scale = self.parted(payload, n)
+    def numbers(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
         q = lax.bitcast_convert_type(codes, self.dtype).astype(jnp.float32)
-        return (q * (scale / self.top)).reshape(-1)
+        return q * (scale / self.top)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +51,15 @@ class Float4(Integers):
     # of them, their number is a linear function. Rounding this function to an integer
     # is therefore rounding to one of the floats, and as unbiased. An even integer is an
     # even mantissa.
-    def places(self, units: jax.Array) -> jax.Array:
+    def levels(self, units: jax.Array) -> jax.Array:
         y = jnp.abs(units)
         place = jnp.where(y < 2, 2 * y, jnp.where(y < 4, y + 2, y / 2 + 4))
         return jnp.copysign(place, units)
 
-    def numbers(self, codes: jax.Array) -> jax.Array:
-        q = jnp.abs(codes)
+    def units(self, levels: jax.Array) -> jax.Array:
+        q = jnp.abs(levels)
         y = jnp.where(q < 4, q / 2, jnp.where(q < 6, q - 2, 2 * q - 8))
-        return jnp.copysign(y, codes)
+        return jnp.copysign(y, levels)
 
 
 def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 256) -> Float8:
@@ -123,8 +123,8 @@ def fp4(block: int = 32) -> Float4:
 
     one of 0, 1/2, 1, 3/2, 2, 3, 4 and 6 and their negatives. It decodes to `s q / 6`.
     The error is at most `|x| / 4`, or `s / 24` if that is more. Two floats share a
-    byte, so that the payload has `1/2 + 4 / block` bytes per element. `stochastic` can
-    wrap the codec.
+    byte, so that the payload has `1/2 + 4 / block` bytes per element. A vector is
+    padded to an even number of blocks. `stochastic` can wrap the codec.
 
     With equal blocks, `int4` sends as many bytes, and its error is at most `s / 14` for
     every element. `fp4` has the smaller bound for elements below about `s / 3`.
@@ -139,10 +139,10 @@ def fp4(block: int = 32) -> Float4:
       The largest magnitude is 6, so the codes are the elements rounded to E2M1:
 
       >>> codec = fp4(block=8)
-      >>> x = jnp.float32([6, 4.9, 3.4, 1.2, -0.7, 0.2, 0, 0])
+      >>> x = jnp.zeros(16).at[:6].set(jnp.float32([6, 4.9, 3.4, 1.2, -0.7, 0.2]))
       >>> payload, _ = codec.encode(x, ())
-      >>> codec.decode(payload, 8).tolist()
-      [6.0, 4.0, 3.0, 1.0, -0.5, 0.0, 0.0, 0.0]
+      >>> codec.decode(payload, 16)[:6].tolist()
+      [6.0, 4.0, 3.0, 1.0, -0.5, 0.0]
 
     References:
       Rouhani et al., Microscaling Data Formats for Deep Learning, 2023,

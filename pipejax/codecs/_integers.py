@@ -7,15 +7,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from ._blocks import Blocks, check_block, over
-from ._rounding import Rounding, to_integer
+from ._rounding import to_integer
 
 
 @dataclasses.dataclass(frozen=True)
-class Integers(Blocks, Rounding):
+class Integers(Blocks):
     """Codec with integer codes; see `int8` and `int4`."""
 
     bits: int
     block: int
+
+    @property
+    def takes_noise(self) -> bool:
+        return True
 
     @property
     def top(self) -> int:
@@ -26,36 +30,35 @@ class Integers(Blocks, Rounding):
         """Returns the number that the largest magnitude of a block is scaled to."""
         return self.top
 
-    def places(self, units: jax.Array) -> jax.Array:
+    def levels(self, units: jax.Array) -> jax.Array:
         """Returns where numbers lie among the levels, whose places are the integers."""
         return units
 
-    def numbers(self, codes: jax.Array) -> jax.Array:
+    def units(self, levels: jax.Array) -> jax.Array:
         """Returns the numbers at the given places, which are integers."""
-        return codes
+        return levels
 
-    def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
-        blocks = self._blocks(x)
-        scale = self.scale(blocks)
+    def codes(
+        self, blocks: jax.Array, scale: jax.Array, noise: jax.Array | None
+    ) -> jax.Array:
         # This is one division a block, in place of one an element.
         units = blocks * over(self.peak, scale)
-        q = to_integer(self.places(units), noise, self.top)
+        q = to_integer(self.levels(units), noise, self.top)
         # `units` is NaN for an infinite element too. Its scale is infinite, so that
         # `top / scale` is 0, and infinity times 0 is NaN.
         q = jnp.where(jnp.isnan(units), -self.top - 1, q)
         codes = lax.bitcast_convert_type(q.astype(jnp.int8), jnp.uint8)
         # The lower four bits of a byte are the same integer in four bits.
-        return self.packed(codes if self.bits == 8 else codes & 15, scale)
+        return codes if self.bits == 8 else codes & 15
 
-    def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        codes, scale = self.parted(payload, n)
+    def numbers(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
         if self.bits < 8:
             codes = (codes ^ 8) - 8  # extends the sign bit of the four-bit integer
         q = lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)
         # An infinite scale makes every element of the block NaN, because zero times
         # infinity is NaN. The scale is divided first because `q * scale` may overflow.
-        numbers = self.numbers(q) * (scale / self.peak)
-        return jnp.where(q < -self.top, jnp.nan, numbers).reshape(-1)
+        numbers = self.units(q) * (scale / self.peak)
+        return jnp.where(q < -self.top, jnp.nan, numbers)
 
 
 def int8(block: int = 256) -> Integers:
@@ -99,7 +102,8 @@ def int4(block: int = 64) -> Integers:
     $$q = \mathrm{round}(7 x / s)$$
 
     and decodes to `s q / 7`. The error is at most `s / 14`. Two integers share a byte,
-    so that the payload has `1/2 + 4 / block` bytes per element.
+    so that the payload has `1/2 + 4 / block` bytes per element. A vector is padded to
+    an even number of blocks.
 
     With the default blocks, `int8` sends 1.8 times as many bytes. With equal blocks,
     its error bound is 18 times smaller. `stochastic` can wrap the codec.

@@ -130,13 +130,14 @@ def rotated(codec: Codec, key: jax.Array, block: int = 1024) -> Rotated:
       The levels of `int4` are 1 apart, so that 0.3 becomes 0:
 
       >>> from pipejax import codecs
-      >>> x = jnp.full(1024, 0.3).at[0].set(7.0)
+      >>> x = jnp.full(2048, 0.3).at[::1024].set(7.0)
       >>> int4 = codecs.int4(block=1024)
       >>> for codec in (int4, rotated(int4, jax.random.key(0))):
-      ...     payload, _ = codec.encode(x, codec.init(1024, jnp.uint32(0)))
-      ...     print(payload.nbytes, f"{codec.decode(payload, 1024)[1:].mean():.2f}")
-      516 0.00
-      520 0.30
+      ...     payload, _ = codec.encode(x, codec.init(2048, jnp.uint32(0)))
+      ...     decoded = codec.decode(payload, 2048)[1:1024]
+      ...     print(payload.nbytes, f"{decoded.mean():.2f}")
+      1032 0.00
+      1036 0.30
 
     References:
       Suresh et al., Distributed Mean Estimation with Limited Communication, 2017,

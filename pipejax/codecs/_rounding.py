@@ -103,9 +103,9 @@ def stochastic(codec: Codec, key: jax.Array) -> Stochastic:
 
       >>> from pipejax import codecs
       >>> codec = stochastic(codecs.int4(block=4096), jax.random.key(0))
-      >>> x = jnp.full(4096, 0.3).at[0].set(7.0)
-      >>> payload, state = codec.encode(x, codec.init(4096, jnp.uint32(0)))
-      >>> print(f"{codec.decode(payload, 4096)[1:].mean():.1f}")
+      >>> x = jnp.full(8192, 0.3).at[::4096].set(7.0)
+      >>> payload, state = codec.encode(x, codec.init(8192, jnp.uint32(0)))
+      >>> print(f"{codec.decode(payload, 8192)[1:4096].mean():.1f}")
       0.3
 
     References:

@@ -1,7 +1,6 @@
 """Codecs with one or two bits per element, and the mean magnitude of each block."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +22,14 @@ class Sign(Blocks):
         # is exact, because the block size is a power of two.
         return jnp.sum(jnp.abs(blocks) * (1 / self.block), axis=1, keepdims=True)
 
-    def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        blocks = self._blocks(x)
-        return self.packed((blocks < 0).astype(jnp.uint8), self.scale(blocks)), state
+    def codes(
+        self, blocks: jax.Array, scale: jax.Array, noise: jax.Array | None
+    ) -> jax.Array:
+        del scale, noise
+        return (blocks < 0).astype(jnp.uint8)
 
-    def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        codes, scale = self.parted(payload, n)
-        return jnp.where(codes > 0, -scale, scale).reshape(-1)
+    def numbers(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        return jnp.where(codes > 0, -scale, scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +38,15 @@ class TwoBits(Sign):
 
     bits: int = dataclasses.field(default=2, init=False)
 
-    def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        blocks = self._blocks(x)
-        scale = self.scale(blocks)
+    def codes(
+        self, blocks: jax.Array, scale: jax.Array, noise: jax.Array | None
+    ) -> jax.Array:
         large = jnp.abs(blocks) > 5 / 4 * scale
-        codes = (blocks < 0).astype(jnp.uint8) + 2 * large.astype(jnp.uint8)
-        return self.packed(codes, scale), state
+        return super().codes(blocks, scale, noise) + 2 * large.astype(jnp.uint8)
 
-    def decode(self, payload: jax.Array, n: int) -> jax.Array:
-        codes, scale = self.parted(payload, n)
+    def numbers(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
         magnitude = jnp.where(codes > 1, 15 / 8, 5 / 8) * scale
-        return jnp.where(codes % 2 == 1, -magnitude, magnitude).reshape(-1)
+        return jnp.where(codes % 2 == 1, -magnitude, magnitude)
 
 
 def sign(block: int = 1024) -> Sign:
@@ -61,14 +59,16 @@ def sign(block: int = 1024) -> Sign:
     where `sign(0)` is 1. The payload has `1/8 + 4 / block` bytes per element. With the
     default blocks, that is 23 % of the bytes of `int4`. The error is `||x| - s|`, which
     may be larger than the element itself, so use this codec only with `error_feedback`.
+    A vector is padded to a multiple of eight blocks.
 
     Args:
       block: The number of elements that share a scale, a power of two and at least 8.
 
     Examples:
       >>> codec = sign(block=8)
-      >>> payload, _ = codec.encode(jnp.float32([1, -1, 2, -2, 3, -3, 4, -8]), ())
-      >>> codec.decode(payload, 8).tolist()
+      >>> x = jnp.zeros(64).at[:8].set(jnp.float32([1, -1, 2, -2, 3, -3, 4, -8]))
+      >>> payload, _ = codec.encode(x, ())
+      >>> codec.decode(payload, 64)[:8].tolist()
       [3.0, -3.0, 3.0, -3.0, 3.0, -3.0, 3.0, -3.0]
 
     References:
@@ -88,7 +88,8 @@ def int2(block: int = 256) -> TwoBits:
 
     which is the best spacing for normal random numbers. The error is at most `5 m / 8`,
     or `|x| - 15 m / 8` if that is more. Four integers share a byte, so that the payload
-    has `1/4 + 4 / block` bytes per element.
+    has `1/4 + 4 / block` bytes per element. A vector is padded to a multiple of four
+    blocks.
 
     Small elements become larger and the largest ones smaller, so use this codec only
     with `error_feedback`. For normal random numbers, the error is 34 % of the vector's
@@ -103,10 +104,10 @@ def int2(block: int = 256) -> TwoBits:
       The mean magnitude is 1.6, so the levels are -3, -1, 1 and 3:
 
       >>> codec = int2(block=8)
-      >>> x = jnp.float32([1.6, -2.4, 3.2, -1.6, 0, 1.2, -2.8, 0])
+      >>> x = jnp.tile(jnp.float32([1.6, -2.4, 3.2, -1.6, 0, 1.2, -2.8, 0]), 4)
       >>> payload, _ = codec.encode(x, ())
-      >>> payload.nbytes, codec.decode(payload, 8).tolist()
-      (6, [1.0, -3.0, 3.0, -1.0, 1.0, 1.0, -3.0, 1.0])
+      >>> payload.nbytes, codec.decode(payload, 32)[:8].tolist()
+      (24, [1.0, -3.0, 3.0, -1.0, 1.0, 1.0, -3.0, 1.0])
 
     References:
       Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019,

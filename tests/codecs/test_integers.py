@@ -17,7 +17,8 @@ def test_int8_equals_a_payload_by_hand():
 
 
 def test_int4_equals_a_payload_by_hand():
-    """Element i is in the lower half of byte i, element i + 4 in the upper half."""
-    payload, decoded = encoded(c.int4(8), [7, -7, 0, 1, -1, 2.5, 3.5, -0.4])
-    assert payload.tobytes() == b"\xf7\x29\x40\x01" + scales(7)
-    np.testing.assert_array_equal(decoded, [7, -7, 0, 1, -1, 2, 4, 0])
+    """Element i is in the lower half of byte i, element i + 8 in the upper half."""
+    x = [7, -7, 0, 1, -1, 2.5, 3.5, -0.4]
+    payload, decoded = encoded(c.int4(8), [*x, 14, *[-2] * 7])
+    assert payload.tobytes() == b"\x77\xf9\xf0\xf1\xff\xf2\xf4\xf0" + scales(7, 14)
+    np.testing.assert_array_equal(decoded, [7, -7, 0, 1, -1, 2, 4, 0, 14, *[-2] * 7])
