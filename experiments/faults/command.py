@@ -31,7 +31,8 @@ def returning(command: Sequence[str]) -> list[str]:
 
     So does a host that is lost and returns.
     """
-    return ["sh", "-c", '"$@" || { [ $? = 137 ] && exec "$@"; }', "sh", *command]
+    again = '"$@"; status=$?; [ $status = 137 ] && exec "$@"; exit $status'
+    return ["sh", "-c", again, "sh", *command]
 
 
 def launched(
