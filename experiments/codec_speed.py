@@ -1,9 +1,10 @@
 """Measures how fast codecs are on one CPU core, relative to a copy of the same array.
 
 Bars: relative to the copy, the speeds of int8 and int4 are at least 0.70, and those of
-truncate and bf16 at least 0.80, both for encoding and for decoding. A program that only reads and writes memory cannot be faster than the
-copy, which reads 64 MiB and writes 64 MiB. In the result file, `bytes moved` is the
-number of bytes that a codec reads and writes.
+truncate and bf16 at least 0.80, both for encoding and for decoding. A program that only
+reads and writes memory cannot be faster than the copy, which reads 64 MiB and writes 64
+MiB. In the result file, `bytes moved` is the number of bytes that a codec reads and
+writes.
 
 Memory management decides the speed. XLA:CPU allocates memory for each result anew, and
 with pages of 4 KiB the kernel takes longer to provide this memory than the copy takes

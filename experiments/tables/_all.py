@@ -33,7 +33,7 @@ from experiments.replicas import _table as replicas
 from experiments.report import result
 from experiments.sharded import cluster as sharded_cluster
 from experiments.sharded import compiled, nanogpt
-from experiments.sharded_optimizer import accuracy
+from experiments.sharded_optimizer import accuracy, work
 
 from . import _faults, _gpu, _overlap, _paper, _results, _sharded, _speed, _stability
 
@@ -118,6 +118,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     ),
     "sharded_optimizer.memory": _of(memory.rows, "memory", "cells"),
     "sharded_optimizer.short": _sharded.memory,
+    "sharded_optimizer.work": _of(work.rows, "sharded_optimizer_work", "cells"),
     "speedup.headline": _speed.headline,
     "speedup.limits": _speed.limits,
     "speedup.measured": _speed.measured,

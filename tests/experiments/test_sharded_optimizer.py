@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+import pipejax as pj
 from experiments import speedup
 from experiments.methods import NAMES, Problem
-from experiments.sharded_optimizer import accuracy, cluster
+from experiments.sharded_optimizer import accuracy, cluster, work
+from pipejax.overlap import topology
 
 from . import here
 
@@ -72,3 +74,40 @@ def test_update_times_are_given_whole_and_for_a_quarter():
 
 def test_every_method_has_a_display_name():
     assert set(cluster.METHODS) <= NAMES.keys()
+
+
+def test_rows_of_work_show_the_whole_step_in_brackets():
+    cells = [
+        {
+            "model": "mlp",
+            "step": "K=1",
+            "devices": devices,
+            "whole": {"flops": 22.0, "copies": 8.0},
+            "sharded": {"flops": 22 / devices, "copies": 8 / devices},
+        }
+        for devices in work.TARGETS
+    ]
+    titles, row = work.rows(cells)
+    assert titles[2:5] == ["FLOPs, 1 GPU", "FLOPs, 8 GPUs", "FLOPs, 64 GPUs"]
+    assert row[:5] == ["mlp", "K=1", "22.0 (22.0)", "2.8 (22.0)", "0.3 (22.0)"]
+    assert row[5:] == ["8.0 (8.0)", "1.0 (8.0)", "0.1 (8.0)"]
+
+
+@pytest.mark.full
+def test_sharded_update_takes_its_share_of_the_work(monkeypatch):
+    """On one GPU the work is that of the whole step, and on eight an eighth."""
+    pytest.importorskip("jax_plugins.xla_cuda12")
+    pytest.importorskip("nvidia.cuda_nvcc")
+    alone = work.of_gradients("mlp")
+    of_step = {
+        devices: [
+            work.of_step("mlp", step, pj.data_mesh(devices=topology(target)), alone)
+            for step in ("K=1", "K=1, sharded")
+        ]
+        for devices, target in work.TARGETS.items()
+        if devices < 64
+    }
+    whole, sharded = of_step[1]
+    assert sharded == whole
+    assert whole["flops"] > 15  # those of AdamW
+    assert of_step[8][1]["flops"] < whole["flops"] / 7
