@@ -130,6 +130,7 @@ def test_processes_are_told_their_place_and_printed_behind_their_rank(
     assert "pipejax:" not in errors
 
 
+@pytest.mark.full
 def test_all_processes_of_a_host_share_a_secret(begin, write, monkeypatch):
     """It is another one for each job, unless the user has set it for several hosts."""
     monkeypatch.delenv("PIPEJAX_SECRET", raising=False)
