@@ -105,15 +105,18 @@ def run(config: Config, fault: Fault, alone: list[str]) -> dict[str, Any]:
     found = [re.search(verdict, said[host]) for host in others]
     silent = [float(each[1]) for each in found if each and each.re.groups and each[1]]
     ended = any("this job is ended" in text for text in said.values())
+    named = not ended if kind == "slow" else all(found)
     return {
         "fault": kind,
         "rank": rank,
         "step": step,
-        "named": not ended if kind == "slow" else all(found),
+        "named": named,
         "said_after_s": max(silent, default=None),
         "again_after_s": started_again(said, [host for host in hosts if host != rank]),
         "same_bits": digests(said) == alone,
         "seconds": round(seconds, 1),
+        # The last lines of each host, to find out why.
+        **({} if named else {"said": {host: said[host][-2000:] for host in hosts}}),
     }
 
 
