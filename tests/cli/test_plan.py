@@ -61,8 +61,8 @@ def test_plan_without_a_file_prints_its_assumptions(capsys):
     notes, ways, *_ = capsys.readouterr().out.split("\n\n")
     assert notes.splitlines() == [
         "This cluster is not calibrated. Assumed are 50 us a message, 100 us a"
-        " collective, 10 GB/s inside a host.",
-        "Codecs are assumed at half of the memory's 19 GB/s: one CPU core, by"
+        " collective, 8 GB/s inside a host.",
+        "Codecs are assumed at half of the memory's 17 GB/s: one CPU core, by"
         " experiments/results/codec_speed.json.",
         "Shares of a link's bandwidth for devices that send and receive at once: 0.60"
         " (pair), 0.94 (shift), 0.72 (shuffle).",
