@@ -34,6 +34,7 @@ from experiments.report import result
 from experiments.sharded import cluster as sharded_cluster
 from experiments.sharded import compiled, nanogpt
 from experiments.sharded_optimizer import accuracy, work
+from experiments.snapshot_cost import __main__ as snapshot_cost
 
 from . import _faults, _gpu, _overlap, _paper, _results, _sharded, _speed, _stability
 
@@ -119,6 +120,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "sharded_optimizer.memory": _of(memory.rows, "memory", "cells"),
     "sharded_optimizer.short": _sharded.memory,
     "sharded_optimizer.work": _of(work.rows, "sharded_optimizer_work", "cells"),
+    "snapshot_cost": _of(snapshot_cost.rows, "snapshot_cost", "cells", "rate"),
     "speedup.headline": _speed.headline,
     "speedup.limits": _speed.limits,
     "speedup.measured": _speed.measured,
