@@ -74,8 +74,7 @@ def main(config: Config) -> list[dict[str, Any]]:
     outcomes = [each for each in earlier if each["fault"] not in config.kinds]
     for fault in faults(config):
         outcome = run(config, fault, alone)
-        sys.stdout.write(f"{outcome}\n")
-        sys.stdout.flush()
+        print(outcome, flush=True)
         outcomes.append(outcome)
         report.save(config.out, **report.settings(config), outcomes=outcomes)
     report.console(width=120).print(report.table("faults", rows(outcomes)))
@@ -129,13 +128,11 @@ def job(config: Config, *faults: Fault) -> tuple[dict[int, str], float]:
     network = cluster.Network.of(config.hosts, (config.rate,))
     with tempfile.TemporaryDirectory() as folder:
         names = ("steps", "every", "limit", "rate")
-        command = program(config, names, folder, faults)
-        lost = "host lost" in [kind for kind, _, _ in faults]
-        if lost:
-            command += ["--memory", str(MEMORY)]
+        lost = any(kind == "host lost" for kind, _, _ in faults)
+        memory = ["--memory", str(MEMORY)] if lost else []
+        command = [*program(config, names, folder, faults), *memory]
         command = launched(command, 3, config.limit)
-        if lost:
-            command = returning(command)
+        command = returning(command) if lost else command
         begun = time.monotonic()
         said = printed(network, command)
         return said, time.monotonic() - begun

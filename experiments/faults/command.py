@@ -27,9 +27,9 @@ def program(
 
 
 def returning(command: Sequence[str]) -> list[str]:
-    """Returns a command that runs another, and once more if that is killed.
+    """Returns a command that runs another, and runs it once more if it is killed.
 
-    So does a host that is lost and returns.
+    It stands for a host that is lost, and that starts the command anew when it returns.
     """
     again = '"$@"; status=$?; [ $status = 137 ] && exec "$@"; exit $status'
     return ["sh", "-c", again, "sh", *command]

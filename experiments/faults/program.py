@@ -62,7 +62,7 @@ def main(config: Config) -> None:
     if config.cache:
         jax.config.update("jax_compilation_cache_dir", str(config.cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    first = os.environ["RANK"] == "0"
+    first = os.environ.get("RANK", "0") == "0"
     if first and "disk full" in [kind for kind, _, _ in config.faults]:
         provoke.small_disk(config.folder)
     # A process that stands by does this before it waits.

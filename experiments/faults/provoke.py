@@ -84,7 +84,7 @@ def _lost(folder: pathlib.Path, rate: str) -> None:
     del folder, rate
     launcher = os.getppid()
     children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children")
-    # Threads of this process may be writing there until it ends.
+    # Threads of this process may write into the memory until it ends.
     end = f"kill -9 {launcher} {children.read_text()}; rm -rf {MEMORY}/*"
     subprocess.Popen(["sh", "-c", end], start_new_session=True)
     signal.pause()

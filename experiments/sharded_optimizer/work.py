@@ -1,7 +1,8 @@
 """Counts the work of steps with a sharded optimizer on 1, 8 and 64 GPUs.
 
 Claim: on one GPU, the step does the work of one without a sharded optimizer. On p GPUs,
-the update takes 1/p of its work, and the rest is the same for every p.
+a device has 1/p of the FLOPs of the update. Its bytes have a rest that does not fall,
+since it still reads all gradients and writes all gathered parameters.
 
 Work is what a device does beside loss and gradients, which are compiled alone and
 subtracted: FLOPs, and bytes that instructions read and write, by XLA's own estimate of

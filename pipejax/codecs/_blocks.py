@@ -63,8 +63,9 @@ class Blocks(Rounding):
         blocks = self._rows(x.astype(jnp.float32))
         scale = self.scale(blocks)
         parts = []
-        # The codes of each place in a byte are computed from rows of their own. XLA:CPU
-        # does not vectorize the computation if they are cut from the codes of all rows.
+        # The codes of each place in a byte are computed from rows of their own, also in
+        # `decode`. With `pack` and `unpack`, which work on the codes of all rows,
+        # XLA:CPU does not vectorize the computation.
         for shift, rows in self._places(blocks):
             drawn = None if noise is None else self._rows(noise)[rows]
             parts.append(self.codes(blocks[rows], scale[rows], drawn) << shift)

@@ -176,8 +176,9 @@ class Monitor:
     def _finally(self, diagnosis: str) -> None:
         self.ending = True
         if self.rank == 0:
-            # Those that are silent hear no diagnosis. After `limit`, one may be about
-            # to print its stacks (`_put_off`), and has the time.
+            # A silent process hears no diagnosis, so process 0 does not wait for it.
+            # After about `limit` it does: the process may be printing its stacks, see
+            # `_put_off`.
             now, most = time.monotonic(), self.limit + 2 * PERIOD - _LAST
             newest = self._newest.copy().items()
             _liveness.leave_out({x for x, (_, at) in newest if LEAST < now - at < most})
