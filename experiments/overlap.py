@@ -113,7 +113,6 @@ IMAGES = {
     "resnet18": ((32, 32, 3), 32),
 }
 SEQUENCES = 8
-AT_ONCE = codecs.power_sgd(8, jax.random.key(0))
 ALL_REDUCES = {"two-shot": collectives.two_shot(codecs.int8())}
 SGD = optax.sgd(0.1, momentum=0.9)
 
@@ -232,6 +231,7 @@ def compiled(program: Program, model: Model, mesh: Mesh) -> Report:
     """Compiles one program, and returns the report on its schedule."""
     full = program == "everything"
     problem = full_problem(mesh.size) if full else plain_problem(model, mesh.size)
+    part = codecs.power_sgd(8, jax.random.key(0))
     train = pj.make_train_step(
         problem.loss_fn,
         task.make_optimizer("adamw", 1e-3, 0.1, clip_norm=1.0) if full else SGD,
@@ -239,7 +239,7 @@ def compiled(program: Program, model: Model, mesh: Mesh) -> Report:
         microbatches=2 if full else 1,
         all_reduce=ALL_REDUCES.get(program, collectives.psum()),
         delayed=least(model, mesh) if program == "least delay" else None,
-        at_once=AT_ONCE if program == "at once" else None,
+        at_once=part if program == "at once" else None,
     )
     init = functools.partial(train.init, batch=problem.batch)
     state = jax.eval_shape(init, problem.params, **problem.extra)

@@ -1,6 +1,7 @@
-"""Tests that `import pipejax` loads little beyond JAX and Optax."""
+"""Tests what imports load, and that they leave the devices alone."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -32,3 +33,19 @@ def test_import_loads_neither_pallas_nor_jax_extend(added):
     """`jax.extend` loads Pallas, and takes as long as 40 files of pipejax."""
     assert {name for name in added if name.startswith("jax.extend")} == set()
     assert {name for name in added if name.startswith("jax._src.pallas")} == set()
+
+
+def test_programs_of_several_processes_ask_for_no_device_when_imported():
+    """JAX joins no processes once a program has asked for a device."""
+    root = pathlib.Path(__file__).parents[1]
+    calls = ("member.join()", "launch.initialize(")
+    names = [
+        ".".join(path.relative_to(root).with_suffix("").parts)
+        for path in sorted(root.glob("experiments/**/*.py"))
+        if any(call in path.read_text() for call in calls)
+    ]
+    assert "experiments.gpu._hosts" in names
+    asked = "from jax._src import xla_bridge; assert not xla_bridge._backends"
+    subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(names)}; {asked}"], check=True
+    )
