@@ -70,8 +70,8 @@ class Config:
     """One job with faults for each seed. One job without faults also runs."""
     out: pathlib.Path = report.RESULTS / "faults_goodput.json"
     """The file that the result is written to."""
-    plot: pathlib.Path = pathlib.Path("docs/goodput.png")
-    """The file that the picture is written to."""
+    plot: pathlib.Path | None = pathlib.Path("docs/goodput.png")
+    """The file that the picture is written to; `None` for no picture."""
 
 
 def main(config: Config) -> list[dict[str, Any]]:
@@ -99,7 +99,8 @@ def main(config: Config) -> list[dict[str, Any]]:
         report.save(config.out, **report.settings(config), cells=[*cells.values()])
     result = [*cells.values()]
     report.console(width=120).print(report.table("goodput", rows(result)))
-    picture(result, config.plot)
+    if config.plot is not None:
+        picture(result, config.plot)
     return result
 
 

@@ -25,6 +25,7 @@ from experiments.faults import (
     program,
     provoke,
     start,
+    storm,
     strangers,
 )
 from experiments.faults.command import returning
@@ -399,3 +400,10 @@ def test_faults_come_at_random_with_a_mean_distance():
     assert {kind for kind, _, _ in found} == set(get_args(provoke.Kind))
     assert {rank for kind, rank, _ in found if kind == "coordinator killed"} == {0}
     assert found == goodput.faults(config, 0) != goodput.faults(config, 1)
+
+
+def test_storm_has_many_faults_of_each_kind():
+    (seed,) = storm.STORM.seeds
+    found = goodput.faults(storm.STORM, seed)
+    assert {kind for kind, *_ in found} == {"killed", "stopped", "host lost"}
+    assert len(found) >= 50

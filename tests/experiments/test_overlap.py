@@ -36,7 +36,7 @@ def test_pipelined_all_reduce_is_hidden_and_others_are_not(
     found = {cell["program"]: cell for cell in cells}
     pipelined = found["pipelined"]
     # XLA combines short arrays only, and each long one has an all-reduce of its own.
-    count = 4 if model == "transformer scan" else 1
+    count = 5 if model == "transformer scan" else 1
     assert pipelined["kinds"] == ["all-reduce"] * count
     assert pipelined["asynchronous"] == [True] * count
     assert pipelined["covered"] >= least

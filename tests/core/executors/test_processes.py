@@ -194,6 +194,7 @@ def test_own_collectives_of_two_processes_have_the_bits_of_one(ask, name, width)
     assert bits(state.model_state) == first["model_state"]
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("kind", [pytest.param("typed", marks=FULL), "raw"])
 def test_random_keys_of_two_processes_have_the_bits_of_one(ask, kind):
     first, second = ask("keyed", kind)
@@ -205,6 +206,7 @@ def test_random_keys_of_two_processes_have_the_bits_of_one(ask, kind):
     assert first["params"] == bits(run(train, 3, state).params)
 
 
+@pytest.mark.one_python
 def test_static_objects_may_differ_between_processes(ask):
     """Processes compare structures without static objects, which differ there."""
     first, second = ask("stateful")
@@ -216,6 +218,7 @@ def test_static_objects_may_differ_between_processes(ask):
     assert first["model_state"] == bits(state.model_state)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("name", ["out", "rng", "structure"])
 def test_input_differing_between_processes_is_refused(ask, name):
     message = {
@@ -320,6 +323,7 @@ def test_sharded_optimizer_of_two_processes_has_the_bits_of_one(ask, tmp_path, n
     assert first["end"] == here["end"]
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("name", ["late", pytest.param("at once", marks=FULL)])
 def test_local_steps_of_two_processes_have_the_bits_of_one(ask, tmp_path, name):
     """Two processes also continue from a checkpoint."""
@@ -330,6 +334,7 @@ def test_local_steps_of_two_processes_have_the_bits_of_one(ask, tmp_path, name):
     assert first["losses"] == second["losses"] == here["losses"]
 
 
+@pytest.mark.one_python
 def test_local_steps_of_two_processes_are_written_back_to_flax(ask):
     first, second = ask("written_back")
     here = local_steps.written_back(devices=2, executor="host")
