@@ -103,7 +103,8 @@ def ended(tmp_path, port):
         each.wait()
 
 
-@pytest.mark.parametrize("ahead", [1, pytest.param(0, marks=pytest.mark.full)])
+@pytest.mark.full  # in the quick run, tests/internal/test_leaving.py
+@pytest.mark.parametrize("ahead", [0, 1])
 def test_interrupt_ends_a_process_ahead_by_a_step(ended, ahead):
     """The other would wait for it until JAX aborts it, for 90 seconds."""
     codes = [code for code, _ in ended("raised", ahead)]
