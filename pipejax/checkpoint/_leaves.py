@@ -23,6 +23,7 @@ Form = tuple[tuple[int, ...], str]
 # Parts of a state that are sometimes not read, but made anew.
 QUEUE, CODECS = "in_flight.pending", "in_flight.codec_states"
 MEAN, SLOPES, GATHERED = "mean", "slopes", "gathered"
+COUNTERS = "delayed_counters"
 
 
 def named(tree: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ._check_saved import (
     check_train,
     differing,
 )
-from ._leaves import CODECS, GATHERED, MEAN, QUEUE, SLOPES, named, part_of
+from ._leaves import CODECS, COUNTERS, GATHERED, MEAN, QUEUE, SLOPES, named, part_of
 from ._read import Wanted
 from ._reshard import shapes_on
 from ._spread import Spread
@@ -76,8 +76,11 @@ def _anew(
     # A single device predicts without a mean. Where nothing is in flight, the dtype of
     # messages may be another, and with it that of the mean.
     other = before.devices != now.devices or meta["in_flight"] == 0
-    same_mean = not other or not any(
-        part_of(name, (MEAN, SLOPES)) for name in differing(meta["leaves"], like)
+    others = differing(meta["leaves"], like)
+    same_mean = not other or not any(part_of(x, (MEAN, SLOPES)) for x in others)
+    # Where nothing is in flight, all parameters have had the same number of updates.
+    same_counters = meta["in_flight"] != 0 or not any(
+        part_of(x, (COUNTERS,)) for x in others
     )
     read = {
         QUEUE: meta["in_flight"] != 0,
@@ -85,6 +88,7 @@ def _anew(
         MEAN: same_mean,
         SLOPES: same_mean,
         GATHERED: before.devices == now.devices,
+        COUNTERS: same_counters,
     }
     return tuple(part for part, is_read in read.items() if not is_read)
 
@@ -99,6 +103,8 @@ def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
         like = like._replace(trainable=like.trainable._replace(mean=None, slopes=None))
     if GATHERED in anew:
         like = like._replace(trainable=like.trainable._replace(gathered=None))
+    if COUNTERS in anew:
+        like = like._replace(trainable=like.trainable._replace(delayed_counters=None))
     return like._replace(in_flight=in_flight)
 
 

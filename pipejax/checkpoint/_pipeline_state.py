@@ -3,6 +3,7 @@
 import logging
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
@@ -10,7 +11,7 @@ from pipejax._core.step import common_of
 from pipejax._internal.mesh import axes
 from pipejax.train_step import PipelineState, StepInfo, TrainStep
 
-from ._leaves import CODECS, GATHERED, MEAN, QUEUE, zeros
+from ._leaves import CODECS, COUNTERS, GATHERED, MEAN, QUEUE, zeros
 from ._read import Saved, rebuilt, warn_of_lost
 from ._reshard import reshard
 
@@ -30,6 +31,8 @@ def pipeline_state(
         state = _with_new_mean(train, state, wanted)
     if GATHERED in anew:
         state = _with_new_gathered(train, state, wanted)
+    if COUNTERS in anew:
+        state = _with_new_counters(state, wanted)
     if before != now:
         state = reshard(train, state, before)
     if QUEUE in anew:
@@ -84,6 +87,19 @@ def _with_new_gathered(
 
     gather = jax.jit(gather, out_shardings=common.trainable.gathered)
     trained = state.trainable._replace(gathered=gather(state.params))
+    return state._replace(trainable=trained)
+
+
+def _with_new_counters(state: PipelineState, wanted: PipelineState) -> PipelineState:
+    form = wanted.trainable.delayed_counters
+    if form is None:
+        return state
+    counters = jax.tree.map(
+        lambda leaf, counter: None if counter is None else jnp.copy(leaf),
+        state.opt_state,
+        form,
+    )
+    trained = state.trainable._replace(delayed_counters=counters)
     return state._replace(trainable=trained)
 
 

@@ -14,7 +14,6 @@ from pipejax._core.executors import (
     RoundReads,
     StepConfig,
     StepKind,
-    model_of,
     parted,
 )
 from pipejax._core.message import (
@@ -134,7 +133,7 @@ def _of_local_step(
         transfers = (*flags, *config.exchange(sent, reads).stages.transfers)
         message = config.message(*sent, reads.form)
         reduced = Reduced.of(message, jnp.array(True))
-        model = model_of(trained.local)
+        model = config.model_of(trained.local, reads.form)
         outcome = config.after(model, moves.due, sent, reads, reduced)
         return trained, outcome, jax.tree_util.Partial(lambda: transfers)
 

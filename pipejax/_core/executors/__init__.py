@@ -30,7 +30,6 @@ from ._round_config import Outcome as Outcome
 from ._round_config import RoundConfig as RoundConfig
 from ._round_config import RoundReads as RoundReads
 from ._round_config import StepKind as StepKind
-from ._round_config import model_of as model_of
 from ._rounds import Rounds as Rounds
 from ._rounds import parted as parted
 from ._run_exchange import delayed_part as delayed_part

@@ -25,7 +25,6 @@ from ._round_config import (
     RoundReads,
     StepKind,
     Trained,
-    model_of,
     with_model,
 )
 from ._turns import hand_on, wait_turn
@@ -121,7 +120,8 @@ class FusedRounds:
         value, states, trained = interleave(
             exchange.start, before, exchange.stages, compute, *args
         )
-        model, due = model_of(trained.local), moves.due._replace(codec_states=states)
+        due = moves.due._replace(codec_states=states)
+        model = self.config.model_of(trained.local, reads.form)
         outcome = self.config.after(model, due, sent, reads, exchange.end(value))
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
@@ -134,5 +134,6 @@ class FusedRounds:
         sent = self.config.sent(kind, moves, reads)
         exchange = self.config.exchange(sent, reads)
         reduced, states = exchange.run(moves.due.codec_states)
-        model, due = model_of(moves.local), moves.due._replace(codec_states=states)
+        due = moves.due._replace(codec_states=states)
+        model = self.config.model_of(moves.local, reads.form)
         return self.config.after(model, due, sent, reads, reduced)

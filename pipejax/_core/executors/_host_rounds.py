@@ -27,7 +27,6 @@ from ._round_config import (
     RoundReads,
     StepKind,
     Trained,
-    model_of,
     with_model,
 )
 from ._run_exchange import RunExchange, make_exchange
@@ -52,13 +51,14 @@ class HostRounds:
             return program(*taken), Outcome()
         applied = self._begun(kind, moves, reads)
         trained = program(*taken)
-        outcome = applied(model_of(trained.local))
+        outcome = applied(self.config.model_of(trained.local, reads.form))
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
 
     def exchange(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Outcome:
         """Exchanges a chunk with no step beside it, and applies it."""
-        return self._begun(kind, moves, reads)(model_of(moves.local))
+        model = self.config.model_of(moves.local, reads.form)
+        return self._begun(kind, moves, reads)(model)
 
     def lower(
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs

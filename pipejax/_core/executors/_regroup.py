@@ -31,9 +31,12 @@ from pipejax._core.rounds import (
     changes_of,
     difference,
     mean_of_groups,
+    moved,
+    points_of,
 )
 from pipejax._core.step import Common
 from pipejax._internal.shards import constrained
+from pipejax._internal.structures import merged
 from pipejax._internal.types import Tree
 
 from ._initial_rounds import initial_rounds
@@ -87,12 +90,16 @@ def _drained(
         sent = [RoundPassengers(_row(means, i), changes[i]) for i in range(groups)]
         shared, arrival = _exchanged(config, shared, local, sent)
         reports = [arrival]
-    opt_state = mean_of_groups(local.trainable.opt_state)
+    before, opt_state = mean_of_groups(
+        (local.trainable.params, local.trainable.opt_state)
+    )
+    params = form.whole(shared.anchor)
+    change = jax.tree.map(jnp.subtract, params, before)
+    points = points_of(config.inner.step.settings.tx, form, opt_state)
+    opt_state = merged(moved(points, params, change), opt_state)
     rng, step, own_state = _row((local.rng, local.step, local.model_state), 0)
     model_state = at_agreed(form, own_state, shared.model_state)
-    trainable = local.trainable._replace(
-        params=form.whole(shared.anchor), opt_state=opt_state
-    )
+    trainable = local.trainable._replace(params=params, opt_state=opt_state)
     common = Common(trainable, model_state, rng, local.skipped.max(), step)
     return shared._replace(model_state=model_state), common, tuple(reports)
 

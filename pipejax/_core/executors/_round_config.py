@@ -25,12 +25,15 @@ from pipejax._core.rounds import (
     difference,
     inner_step,
     message_of,
+    moved,
+    points_of,
     reporting,
 )
 from pipejax._core.step import Common, Inputs, info_of
 from pipejax._internal.mesh import inner_axes
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.shards import UNSHARDED, Shards
+from pipejax._internal.structures import merged
 from pipejax._internal.types import ModelState, Tree
 
 from ._config import StepConfig
@@ -216,15 +219,26 @@ class RoundConfig:
         """
         groups = self.inner.devices
         assert reads.number is not None
-        params, own = alone(model)
+        before, own, points = alone(model)
         due, correction = arrived(self.outer_tx, due, sent.chunk, reduced, groups)
-        params = reads.form.added(params, correction, reads.number)
+        params = reads.form.added(before, correction, reads.number)
+        if jax.tree.leaves(points):
+            zeros = jax.tree.map(jnp.zeros_like, before)
+            change = reads.form.added(zeros, correction, reads.number)
+            points = moved(points, before, change)
         if sent.passengers is None:
-            return Outcome(stacked(GroupModel(params, own)), due)
+            return Outcome(stacked(GroupModel(params, own, points)), due)
         report, changes = sent.passengers
         agreed, own = agreed_on(reads.agreed, own, changes, reduced, groups)
         arrival = self.arrival(reduced.sum.passengers.values, report, due.refused)
-        return Outcome(stacked(GroupModel(params, own)), due, agreed, arrival)
+        model = stacked(GroupModel(params, own, points))
+        return Outcome(model, due, agreed, arrival)
+
+    def model_of(self, local: Common, form: Form) -> GroupModel:
+        """Returns the part of what a group trains that a round moves."""
+        tx, trained = self.inner.step.settings.tx, local.trainable
+        points = points_of(tx, form, trained.opt_state)
+        return GroupModel(trained.params, local.model_state, points)
 
     def arrival(
         self,
@@ -262,16 +276,15 @@ class RoundConfig:
         )
 
 
-def model_of(local: Common) -> GroupModel:
-    """Returns the part of what a group trains that a round moves."""
-    return GroupModel(local.trainable.params, local.model_state)
-
-
 def with_model(local: Common, model: GroupModel | None) -> Common:
     """Returns what a group trains, with another model if one is given."""
     if model is None:
         return local
-    trainable = local.trainable._replace(params=model.params)
+    trained = local.trainable
+    trainable = trained._replace(params=model.params)
+    if model.points is not None:
+        opt_state = merged(model.points, trained.opt_state)
+        trainable = trainable._replace(opt_state=opt_state)
     return local._replace(trainable=trainable, model_state=model.model_state)
 
 

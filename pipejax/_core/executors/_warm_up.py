@@ -49,12 +49,25 @@ class WarmUp:
         hand_on(mesh, found)
         local, anchor, model_state, info = found
         left = int(state.position.warmup) - 1
+        # An outer optimizer may keep a copy of the anchor with which it begins.
+        outer = shared.outer if left else self._begun(anchor, shared.outer)
         state = LocalState(
-            shared._replace(anchor=anchor, model_state=model_state),
+            shared._replace(anchor=anchor, outer=outer, model_state=model_state),
             own._replace(local=local),
             Position.at(0, 0, left),
         )
         return state, info
+
+    def _begun(self, anchor: tuple[Chunk, ...], before: Any) -> Any:
+        """Returns new states of the outer optimizer, which lie where others did."""
+        config = self.config
+
+        def local(anchor: tuple[Chunk, ...]) -> Any:
+            return tuple(map(config.outer_tx.init, anchor))
+
+        places = jax.tree.map(lambda x: x.sharding, before)
+        program = config.inner.on_mesh(local, P(), P())
+        return jax.jit(program, out_shardings=places)(anchor)
 
     @functools.cached_property
     def _program(self) -> jax.stages.Wrapped:

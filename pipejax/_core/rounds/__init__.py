@@ -9,6 +9,8 @@ from ._mean import mean_of_groups as mean_of_groups
 from ._model_state import agreed_on as agreed_on
 from ._model_state import at_agreed as at_agreed
 from ._model_state import changes_of as changes_of
+from ._points import moved as moved
+from ._points import points_of as points_of
 from ._round import ChunkState as ChunkState
 from ._round import arrived as arrived
 from ._round import check_report as check_report

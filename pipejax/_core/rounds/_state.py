@@ -16,10 +16,16 @@ from ._form import Form
 
 
 class GroupModel(NamedTuple):
-    """The part of what a group trains that a round moves."""
+    """The part of what a group trains that a round moves.
+
+    Attributes:
+      points: The optimizer's state with the leaves that move along (`_points`), and
+        `None` in place of all others.
+    """
 
     params: optax.Params
     model_state: ModelState
+    points: Tree = None
 
 
 class Shared(NamedTuple):

@@ -43,5 +43,6 @@ from ._step import Step as Step
 from ._typed_loss import typed_loss as typed_loss
 from ._update import apply as apply
 from ._update import moving as moving
+from ._update import updated as updated
 from ._within_host import device_axis as device_axis
 from ._zero1 import zero1_step as zero1_step

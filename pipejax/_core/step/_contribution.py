@@ -48,10 +48,13 @@ def contribution(
     *,
     axis_name: AxisName,
     specs: tuple[P, ...],
+    alone: bool = False,
 ) -> tuple[optax.Updates, Passengers, Returned]:
     """Runs the loss, in its full form, and its gradient.
 
     A weight of 0 keeps averaged leaves of the model state as they were.
+
+    If the device applies its gradient `alone`, a loss with a collective has no weight.
     """
     of_params = functools.partial(full, batch=batch, model_state=model_state, rng=rng)
     loss, vjp, returned = jax.vjp(of_params, params, has_aux=True)
@@ -63,7 +66,15 @@ def contribution(
         # Without this, XLA may sum whole gradients on every device of a group.
         return constrained(gradients, specs), Passengers.of(wide, metrics), returned
     empty, talks = weight == 0, collective_axes(of_params, params)
-    if shared := tuple(name for name in axes(axis_name) if name in talks):
+    shared = tuple(name for name in axes(axis_name) if name in talks)
+    if shared and alone:
+        raise ValueError(
+            "`loss_fn` must not both return a weight and have a collective between the"
+            f" groups of local steps, here over {', '.join(map(repr, shared))}: a group"
+            " alone cannot weigh what others make of its parameters. Leave the weight"
+            " out, or take statistics of the group itself."
+        )
+    if shared:
         most = lax.pmax(weight, shared)
         (gradients,) = vjp((weight / jnp.where(most == 0, 1, most)).astype(loss.dtype))
         # On a device of weight 0, the finite elements are derivatives of the losses of

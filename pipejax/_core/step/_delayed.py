@@ -9,7 +9,11 @@ $$w_t = w_{t-1} - u(g_{t-K}^{delayed}, g_{t-1}^{at once})$$
 
 Where one of the two has not arrived, or is not finite, its parameters and their part of
 the optimizer's state stay as they are. This is so in the first K-1 steps for what is
-delayed, and in a drain for what is not.
+delayed, and in a drain for what is not. In between, delayed parameters have had K-1
+updates fewer than the others, which matters to an optimizer that counts: Adam divides
+by what the count says, a schedule reads it, and `optax.MultiSteps` waits for it. So
+leaves of the optimizer's state that belong to no parameter exist twice. The update runs
+with each, and a parameter takes the result of its own kind. XLA leaves out the rest.
 
 `at_once` of `make_train_step` divides every gradient. Let L be what a linear codec,
 such as PowerSGD, keeps of the sum over devices. It is exchanged at once, in a few
@@ -18,11 +22,13 @@ bytes. The rest is delayed, and the update is given
 $$w_t = w_{t-1} - u(L_{t-1} + (g - L)_{t-K})$$
 
 Directions in which devices agree, among them those of large curvature, have no delay
-then. Over a run, the sum of all gradients is that of synchronous training.
+then. Over a run, the sum of all gradients is that of synchronous training. There are
+K-1 updates more, because a drain applies what is left in updates of its own.
 """
 
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +36,7 @@ import optax
 
 from pipejax._core.message import Message, Passengers, Reduced, with_constraints
 from pipejax._core.prediction import Mean
-from pipejax._internal.structures import like_optimizer, no_leaf, of_leaves
+from pipejax._internal.structures import like_optimizer, merged, no_leaf, of_leaves
 from pipejax._internal.types import Tree
 
 from ._state import Trainable
@@ -116,27 +122,52 @@ def without(message: Message, at_once: Reduced, devices: int) -> Message:
     return with_constraints(message._replace(gradients=gradients))
 
 
-def held(
-    flags: Tree, late: jax.Array, at_once: jax.Array, new: Trainable, old: Trainable
-) -> Trainable:
-    """Returns `new`, with the values of `old` where a gradient is not applied.
+class Update(NamedTuple):
+    """The arrays that are trained, after an update, and whether it is applied."""
+
+    new: Trainable
+    applies: jax.Array
+
+
+def as_delayed(trained: Trainable) -> Trainable:
+    """Returns the arrays with the counters that delayed parameters have."""
+    counters = trained.delayed_counters
+    if counters is None:
+        return trained
+    return trained._replace(opt_state=merged(counters, trained.opt_state))
+
+
+def of_each_kind(flags: Tree, late: Update, rest: Update, old: Trainable) -> Trainable:
+    """Returns the results of two updates, and `old` where an update is not applied.
 
     Args:
       flags: For each parameter whether its gradient is delayed.
-      late: Whether the delayed gradients are applied.
-      at_once: Whether the others are.
+      late: The update from `as_delayed(old)`, whose results delayed parameters take.
+      rest: The update from `old`, whose results all others take.
     """
-    params = jax.tree.map(lambda flag: late if flag else at_once, flags)
-    of_params = jax.tree.leaves(params)
-    mean = new.mean
-    if mean is not None:
-        gradients = jax.tree.map(
-            lambda flag, g: None if g is None else flag, params, mean.gradients
-        )
-        mean = Mean(gradients, loss=late, known=late)
-    applies = new._replace(
-        params=params,
-        opt_state=like_optimizer(new.opt_state, new.params, of_params, late | at_once),
-        mean=mean,
+
+    def applied(update: Update, new: Any, old: Any) -> Any:
+        return None if old is None else jnp.where(update.applies, new, old)
+
+    def chosen(flag: bool, old: Any, by_late: Any, by_rest: Any) -> Any:
+        return applied(late, by_late, old) if flag else applied(rest, by_rest, old)
+
+    owners = like_optimizer(old.opt_state, old.params, jax.tree.leaves(flags), False)
+    states = old.opt_state, late.new.opt_state, rest.new.opt_state
+    found = old._replace(
+        params=jax.tree.map(
+            chosen, flags, old.params, late.new.params, rest.new.params
+        ),
+        opt_state=jax.tree.map(chosen, owners, *states),
+        delayed_counters=jax.tree.map(
+            functools.partial(applied, late), late.new.opt_state, old.delayed_counters
+        ),
     )
-    return jax.tree.map(jnp.where, applies, new, old)
+    mean, after = old.mean, late.new.mean
+    if mean is None or after is None:
+        return found
+    means = mean.gradients, after.gradients, after.gradients
+    gradients = jax.tree.map(chosen, flags, *means)
+    loss = applied(late, after.loss, mean.loss)
+    known = applied(late, after.known, mean.known)
+    return found._replace(mean=Mean(gradients, loss, known))

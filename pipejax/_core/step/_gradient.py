@@ -67,7 +67,12 @@ def local_message(
         return full(merged(trained, params), **rest)
 
     of_batch = functools.partial(
-        contribution, of_trained, trained, axis_name=settings.axis_name, specs=specs
+        contribution,
+        of_trained,
+        trained,
+        axis_name=settings.axis_name,
+        specs=specs,
+        alone=settings.alone,
     )
     arrays = constrained(inputs.batch, split.batch)
     if count == 1:

@@ -33,7 +33,7 @@ from pipejax._core.prediction import (
 from pipejax._internal.shards import constrained
 from pipejax._internal.structures import merged
 
-from ._delayed import delays
+from ._delayed import as_delayed, delays
 from ._frozen import without_frozen
 from ._state import Common, Trainable
 from ._step import Settings
@@ -96,11 +96,12 @@ def point(
     # common only once, and keeps it beside the parameters and the optimizer state: for
     # a ResNet-18 on GPUs, one and a half copies of the parameters. The barrier leaves
     # out the step counter. With it, the all-reduce would wait for the barrier.
-    held = lax.optimization_barrier((trained.params, trained.opt_state, trained.mean))
-    params, opt_state, mean = held
+    held = trained._replace(gathered=None, slopes=None)
+    trained = lax.optimization_barrier(held)
+    params, mean = trained.params, trained.mean
     if mean is None:
-        trained = trained._replace(params=params, opt_state=opt_state)
         return by_own(settings, state._replace(trainable=trained), in_flight)
+    opt_state = as_delayed(trained).opt_state
     devices = lax.axis_size(settings.axis_name)
     kind = kind_of(params, len(in_flight.pending), devices)
     assert kind is not None  # because something needs the mean

@@ -10,6 +10,7 @@ from pipejax._internal.shards import Shards
 from pipejax.collectives import AllReduce
 
 from ._compute import compute
+from ._counters import delayed_counters
 from ._gradient import local_message
 from ._prediction import empty_mean, kinds, point
 from ._state import Trainable
@@ -30,7 +31,8 @@ def replicated_step(settings: Settings) -> Step:
 
     def init(whole: Trainable, known: bool, length: int) -> Trainable:
         del known
-        return whole._replace(mean=begin(whole, length))
+        counters = delayed_counters(settings, whole)
+        return whole._replace(mean=begin(whole, length), delayed_counters=counters)
 
     def exchange(
         trainable: Trainable | None,

@@ -46,6 +46,10 @@ class Trainable(NamedTuple):
         prediction that does not depend on its own gradients. Otherwise `None`.
       slopes: By how much an update changes with its gradient, element by element, if
         weight prediction needs it with a sharded optimizer. Otherwise `None`.
+      delayed_counters: Pytree like `opt_state`, if some gradients are delayed and
+        others are not: the leaves that belong to no parameter, as delayed parameters
+        have them, and `None` for all others. `opt_state` holds those of the parameters
+        that are not delayed.
       shards: How the devices of a group shard all arrays of the state. It has no
         leaves.
     """
@@ -55,6 +59,7 @@ class Trainable(NamedTuple):
     mean: Mean | None = None
     gathered: optax.Params | None = None
     slopes: Slopes | None = None
+    delayed_counters: Tree = None
     shards: Shards = UNSHARDED
 
     @property

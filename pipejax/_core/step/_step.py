@@ -52,6 +52,7 @@ class Settings:
 
     Attributes:
       axis_name: Mesh axis of the data, or a tuple of axes.
+      alone: Whether each group applies its own gradient, in local steps.
       at_once: The linear codec that chooses what is exchanged at once of every
         gradient, or `None`.
       branches: Whether an update that is not applied is not computed either. This suits
@@ -72,6 +73,7 @@ class Settings:
     loss_fn: Loss
     tx: optax.GradientTransformation
     axis_name: AxisName
+    alone: bool = False
     at_once: Linear | None = None
     branches: bool = True
     explicit: tuple[str, ...] = ()

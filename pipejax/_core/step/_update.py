@@ -25,7 +25,7 @@ from pipejax._internal.structures import merged, no_leaf, with_zeros
 from pipejax._internal.traced_axes import collective_axes
 from pipejax._internal.types import Tree
 
-from ._delayed import delays, held
+from ._delayed import Update, as_delayed, delays, of_each_kind
 from ._info import StepInfo, info_of
 from ._model_state import mean_changes, moved, unmoved
 from ._state import Common, Trainable, with_constraints
@@ -161,10 +161,12 @@ def advanced_in_parts(
         others, newer = _applied(rest, params, devices)
         gradients = jax.tree.map(_together, params, gradients, others)
         loss = jnp.where(late.applies, loss, newer)
-    new = _advanced_by(tx, trainable, gradients, loss)
+    advance = functools.partial(_advanced_by, tx, gradients=gradients, loss=loss)
     if all(jax.tree.leaves(flags)):  # every parameter has both
-        return new
-    return held(flags, late.applies, fresh, new, trainable)
+        return advance(trainable)
+    by_late = Update(advance(as_delayed(trainable)), late.applies)
+    by_rest = Update(trainable if rest is None else advance(trainable), fresh)
+    return of_each_kind(flags, by_late, by_rest, trainable)
 
 
 def _together(

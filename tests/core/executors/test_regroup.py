@@ -4,6 +4,7 @@ import functools
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import pipejax as pj
@@ -48,3 +49,26 @@ def test_fewer_groups_begin_at_the_mean(steps):
         for group in found.local.trainable.params[name]:
             np.testing.assert_array_equal(group, found.params[name])
     fewer.step(found, batches(1)[0])
+
+
+def test_points_of_the_inner_optimizer_begin_as_far_from_the_anchor():
+    """The outer optimizer moves the anchor by half of the mean difference."""
+    settings = {"tx": optax.contrib.schedule_free_sgd(0.1), "sync_every": 3}
+    settings["outer_tx"] = optax.sgd(0.5)
+    train, fewer = (local_step(pj.data_mesh(n), **settings) for n in (4, 2))
+    state = train.init(params())
+    for batch in batches(2):
+        state, _ = train.step(state, batch)
+    form = fewer.init(params()).shared.form
+    held = state._replace(
+        shared=everywhere(state.shared._replace(form=form), fewer.mesh),
+        own=everywhere(state.own, fewer.mesh),
+    )
+    found, _ = regrouped(fewer.rounds.config, fewer.mesh, held, before=4)
+    before, after = state.local.trainable, found.local.trainable
+    for name, anchor in found.params.items():
+        gap = (before.params[name] - optax.tree.get(before.opt_state, "z")[name]).mean(
+            0
+        )
+        now = anchor - optax.tree.get(after.opt_state, "z")[name][0]
+        np.testing.assert_allclose(now, gap, rtol=1e-4, atol=1e-6)

@@ -137,3 +137,13 @@ def test_report_without_its_batch_is_refused_in_the_first_step():
     state = train.init(np.ones(2, np.float32))
     with pytest.raises(ValueError, match=r"`batch` must be given to `train.init`"):
         train.step(state, batches(1)[0])
+
+
+@pytest.mark.parametrize("name", ["copies", "fsdp"])
+def test_outer_optimizer_begins_after_a_warm_up(name):
+    """Its copy of the anchor is not from before the warm-up."""
+    outer = optax.contrib.schedule_free(optax.sgd(1.0), 1.0)
+    train, data = made(name, outer_tx=outer), batches(3)
+    state, _ = run(train, begun(train, name, data[0]), data, name)
+    for anchor, of_chunk in zip(state.shared.anchor, state.shared.outer, strict=True):
+        assert_bits_equal(of_chunk.z, anchor)

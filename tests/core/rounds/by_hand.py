@@ -27,12 +27,14 @@ def chunk_of(x, count, devices=1):
     return (np.arange(x.size) // length).reshape(x.shape)
 
 
-def trained(loss_fn, tx, outer_tx, params, batches, rounds, groups, chunks=None):
+def trained(
+    loss_fn, tx, outer_tx, params, batches, rounds, groups, chunks=None, point=None
+):
     """Returns the anchor, and the parameters of every group.
 
     Of H steps, V exchange a chunk as it was before the step. If V is 0, everything is
     exchanged after the last. `rounds` are H and V, and `chunks` say in which chunk each
-    element is.
+    element is. The field `point` of an inner state moves along with the parameters.
     """
     every, overlap = rounds
     count = max(1, overlap)
@@ -46,8 +48,13 @@ def trained(loss_fn, tx, outer_tx, params, batches, rounds, groups, chunks=None)
     def exchanged(anchor, own, sent, number):
         inside = jax.tree.map(lambda x: x == number, chunks)
         # Each chunk has a state of its own, of which the elements inside are used.
-        anchor, own, outer[number] = exchange(anchor, own, sent, outer[number], inside)
-        return anchor, own
+        args = anchor, own, sent, outer[number], inside
+        anchor, after, outer[number] = exchange(*args)
+        for i in range(groups if point else 0):
+            change = jax.tree.map(jnp.subtract, after[i], own[i])
+            moved = jax.tree.map(jnp.add, optax.tree.get(states[i], point), change)
+            states[i] = optax.tree.set(states[i], **{point: moved})
+        return anchor, after
 
     for step, batch in enumerate(batches):
         place = step % every

@@ -77,6 +77,24 @@ def test_groups_train_as_by_hand(form, training, outer):
     chex.assert_trees_all_close(state.params, anchor, rtol=1e-5, atol=3e-6)
 
 
+POINTS = {
+    "z": optax.contrib.schedule_free_sgd(0.1),
+    "x0": optax.contrib.madgrad(0.05),
+}
+
+
+@grid(2, point=POINTS, rounds=[(4, 0), (4, 4), (3, 1)], executor=["fused", "host"])
+def test_points_of_the_inner_optimizer_move_along(point, rounds, executor):
+    tx, outer = POINTS[point], OUTER["nesterov"]
+    _, state, _ = run(tx, 2, *rounds, outer_tx=outer, executor=executor)
+    args = init_params(), batches(17, size=24), rounds, 2
+    anchor, local = trained(loss_fn, tx, outer, *args, point=point)
+    found = jax.device_get(state.local.trainable.params)
+    wanted = jax.tree.map(lambda *x: np.stack(x), *local)
+    chex.assert_trees_all_close(found, wanted, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(state.params, anchor, rtol=1e-4, atol=1e-5)
+
+
 def test_rounds_of_one_step_are_synchronous_training():
     _, state, _ = run(SGD, 4, 1, 0)
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(4), width=1)

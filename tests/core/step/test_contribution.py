@@ -16,6 +16,7 @@ from pipejax._core.step._contribution import combined, contribution
 from pipejax._core.step._loss import Returned
 
 from ...helpers import assert_bits_equal
+from ...train_step.refusals import refused
 
 
 def squared(w, batch, model_state, rng):
@@ -132,3 +133,13 @@ def test_float16_loss_with_a_collective_may_have_many_tokens():
     state, info = train.step(train.init(np.float32(1)), np.ones(4, np.float32))
     assert int(info.skipped) == 0
     assert float(state.params) == 0
+
+
+def test_weight_beside_a_collective_is_refused_in_local_steps():
+    def loss(w, batch):
+        mean = lax.pmean((w * batch).mean(), "data")
+        return (mean - 1) ** 2, pj.Aux(weight=batch.sum())
+
+    train = pj.make_local_step(loss, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    with refused("`loss_fn` must not both return a weight and .* here over 'data'"):
+        train.init(jnp.ones(()), batch=np.ones(4, np.float32))

@@ -49,42 +49,36 @@ def chosen(late, rest):
     return {name: (late if flag else rest)[name] for name, flag in DELAYED.items()}
 
 
-def held_back(tx, new, old, *, late, rest):
-    """Returns a state of `tx`, old where a gradient has not arrived."""
-    arrived = {name: late if flag else rest for name, flag in DELAYED.items()}
-    flags = optax.tree.map_params(
-        tx,
-        lambda _, flag: flag,
-        old,
-        arrived,
-        transform_non_params=lambda _: late or rest,
-    )
-    return jax.tree.map(lambda n, o, flag: n if flag else o, new, old, flags)
-
-
 def by_hand(name, data, *, width, rule, warmup_steps=0):
     """Returns the parameters after every step and after the drain.
 
-    A gradient that has not arrived is zero to the optimizer, and moves nothing.
+    A gradient that has not arrived is zero to the optimizer, and moves nothing. Each
+    kind of parameter has an optimizer of its own, which sees all gradients.
     """
     tx = OPTIMIZERS[name]
     grad = jax.jit(jax.grad(loss_fn))
     w = init_params()
-    s = tx.init(w)
+    s = {True: tx.init(w), False: tx.init(w)}  # by whether it is of what is delayed
     zeros = jax.tree.map(np.zeros_like, w)
     queue, history, last, fresh_mean = [], [], None, zeros
 
     def update(g, s, w, *, late, rest):
-        u, after = tx.update(g, s, w)
-        moved = optax.apply_updates(w, u)
-        w = chosen(moved if late else w, moved if rest else w)
-        return w, held_back(tx, after, s, late=late, rest=rest)
+        found = {}, {}
+        for kind, arrived in ((True, late), (False, rest)):
+            u, after = tx.update(g, s[kind], w)
+            moved = optax.apply_updates(w, u), after
+            for one, each in zip(
+                found, moved if arrived else (w, s[kind]), strict=True
+            ):
+                one[kind] = each
+        params, states = found
+        return chosen(params[True], params[False]), states
 
     def point(own):
         """Returns where a worker takes its gradient."""
         if rule == "linearized" and name in HELD and last is not None and own:
             own = [chosen(g, last) for g in own]
-            return chosen(linearized(HELD[name], w, s, last, own), w)
+            return chosen(linearized(HELD[name], w, s[True], last, own), w)
         at, state = w, s
         filled = fresh_mean if rule == "linearized" and name in HELD else zeros
         for g in own if rule else ():
@@ -147,6 +141,104 @@ def test_optimizer_state_is_held_with_its_parameters():
     assert_bits_equal(drained.params["bias"], after.params["bias"])
     assert_bits_equal(drained.opt_state[0].mu["bias"], moments["bias"])
     assert np.any(drained.opt_state[0].mu["out"])
+
+
+BOTH = {"late": True, "now": False}
+
+
+def constant(params, batch):
+    """Has the gradient `batch` for each element, if `batch` is the same everywhere."""
+    return (params["late"].sum() + params["now"].sum()) * batch.mean()
+
+
+def run_with_drains(tx, *, width, epochs, steps, executor="fused"):
+    """Returns the state before, and the states after every step and every drain."""
+    train = make(
+        tx,
+        loss=constant,
+        devices=2,
+        delayed=BOTH,
+        width=width,
+        weight_prediction=False,
+        executor=executor,
+    )
+    states = [train.init({name: jnp.zeros((2, 2)) for name in BOTH})]
+    for _ in range(epochs):
+        for _ in range(steps):
+            states.append(train.step(states[-1], np.ones(4, np.float32))[0])
+        states.append(train.drain(states[-1])[0])
+    return states
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.MultiSteps(optax.sgd(1.0), 2),
+        optax.chain(optax.apply_every(2), optax.sgd(0.5)),
+    ],
+)
+def test_accumulated_gradients_are_all_applied_once(tx):
+    """Three steps and a drain leave one gradient of two, for the next three steps."""
+    end = run_with_drains(tx, width=2, epochs=4, steps=3)[-1].params
+    assert {name: float(x[0, 0]) for name, x in end.items()} == {"late": -6, "now": -6}
+
+
+@grid(1, width=[2, 4], executor=["fused", "host"])
+def test_schedule_counts_the_updates_of_each_kind(width, executor):
+    """After a drain, they are as many as batches."""
+    tx = optax.sgd(optax.linear_schedule(1.0, 0.0, 10))
+    states = run_with_drains(tx, width=width, epochs=2, steps=5, executor=executor)
+    rates = -np.cumsum(1 - np.arange(10) / 10)
+    now = [float(state.params["now"][0, 0]) for state in states]
+    np.testing.assert_allclose([*now[1:6], *now[7:12]], rates, atol=1e-6)
+    ends = [float(states[t].params["late"][0, 0]) for t in (6, 12)]
+    np.testing.assert_allclose(ends, rates[[4, 9]], atol=1e-6)
+
+
+FACTORED = optax.adafactor(
+    0.1, 2, multiply_by_parameter_scale=False, clipping_threshold=None
+)
+
+
+@pytest.mark.parametrize(
+    ("tx", "step"),
+    [
+        (optax.adam(0.1, b1=0.0), 0.1),
+        (optax.adam(0.1), 0.1),
+        (FACTORED, 0.1),
+        (optax.novograd(0.1, b1=0.0), 0.05),
+        (optax.flatten(optax.adam(0.1)), 0.1),
+    ],
+)
+def test_constant_gradient_gives_each_kind_constant_steps(tx, step):
+    """Moments and counts of a kind are of steps alone in which it has a gradient."""
+    states = run_with_drains(tx, width=4, epochs=2, steps=5)
+    updates = {
+        "late": [0, 0, 0, 0, 1, 2, 5, 5, 5, 5, 6, 7, 10],
+        "now": [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10],
+    }
+    for name, count in updates.items():
+        found = [float(state.params[name][0, 0]) for state in states]
+        np.testing.assert_allclose(found, -step * np.array(count), rtol=1e-3)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_changed_hyperparameter_acts_on_both_kinds(wrapped):
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)
+    if wrapped:
+        tx = optax.apply_if_finite(tx, 3)
+    train = make(tx, loss=constant, devices=2, delayed=BOTH, weight_prediction=False)
+    state = train.init({name: jnp.zeros(2) for name in BOTH})
+    found = []
+    for rate in (1.0, 1.0, 0.25, 0.25):
+        inner = state.opt_state.inner_state if wrapped else state.opt_state
+        rates = inner.hyperparams | {"learning_rate": jnp.float32(rate)}
+        inner = inner._replace(hyperparams=rates)
+        opt_state = state.opt_state._replace(inner_state=inner) if wrapped else inner
+        state = state._replace(trainable=state.trainable._replace(opt_state=opt_state))
+        state, _ = train.step(state, np.ones(4, np.float32))
+        found.append([float(state.params[name][0]) for name in BOTH])
+    assert found == [[0, -1], [-1, -2], [-1.25, -2.25], [-1.5, -2.5]]
 
 
 def test_gradient_at_once_is_taken_at_the_parameters():
@@ -350,6 +442,27 @@ def test_restored_run_continues_bit_for_bit(tmp_path):
         refused("the form of the checkpoint in .*optimizer and options that it was"),
     ):
         checkpoint.restore(manager, other, other.init(init_params()))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, DELAYED), pytest.param(DELAYED, None, marks=FULL)]
+)
+def test_drained_checkpoint_continues_with_another_choice(tmp_path, before, after):
+    """The run is that of `train.init` with the drained parameters and their state."""
+    settings = {"donate": True, "weight_prediction": False}
+    train, other = (make(delayed=x, **settings) for x in (before, after))
+    state = train.init(init_params())
+    for batch in batches(3):
+        state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    fresh = other.init(state.params, opt_state=state.opt_state)
+    with checkpoint.manager(tmp_path) as manager:
+        checkpoint.save(manager, state)
+        restored = checkpoint.restore(manager, other, other.init(init_params())).state
+    runs = fresh, restored
+    for batch in batches(2):
+        runs = [other.step(state, batch)[0] for state in runs]
+    assert_bits_equal(*[other.drain(state)[0].params for state in runs])
 
 
 def test_state_of_another_choice_is_refused():
