@@ -48,8 +48,9 @@ def layout(
                 "`tx` must update each element from the gradient, the parameter and"
                 " the state at its place, and from sums or maxima over axes of an"
                 " array, because with shard_optimizer=True every device has only a"
-                f" piece of each array; got an operation `{error}`. Choose an"
-                " optimizer such as optax.adamw, or leave out shard_optimizer."
+                f" piece of each array; got an operation `{error}`. Where groups"
+                " shard a model, sums are over whole arrays alone. Choose an optimizer"
+                " such as optax.adamw, or leave out shard_optimizer."
             ) from error
         shards = dataclasses.replace(shards, opt_state=after)
         if after == tuple(spec_leaves(partition.opt_state)):
