@@ -11,7 +11,7 @@ import math
 
 from pipejax._internal.integers import is_integer
 
-from ._cluster import check_seconds
+from ._cluster import check_seconds, store
 from ._exchange import Duration
 
 
@@ -34,7 +34,8 @@ class Compute:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            check_seconds(field.name, getattr(self, field.name))
+            seconds = check_seconds(field.name, getattr(self, field.name))
+            store(self, **{field.name: seconds})
 
     @classmethod
     def of(cls, seconds: float, update: float = 0.0) -> "Compute":
@@ -47,6 +48,10 @@ class Compute:
         # For each product of the forward pass, the backward pass has two: one for the
         # gradient of the input, and one for that of the weights.
         return cls(seconds / 3, 2 * seconds / 3, update)
+
+    def sharded(self, devices: int) -> "Compute":
+        """Returns the times of one of some devices that share the update equally."""
+        return dataclasses.replace(self, update=self.update / devices)
 
     @property
     def total(self) -> float:
@@ -96,13 +101,21 @@ def synchronous_step_time(
 
       Li et al., PyTorch Distributed, 2020, https://arxiv.org/abs/2006.15704
     """
-    if not is_integer(buckets, 1):
-        raise ValueError(f"`buckets` must be a whole number above 0, got {buckets!r}.")
+    check_buckets(buckets)
     # The link waits for the first bucket, and is never idle after that.
     busy = compute.backward / buckets + buckets * exchange.total
     # The link keeps up with the backward pass, so the last bucket starts at its end.
     last = compute.backward + exchange.total
     return compute.forward + max(busy, last) + compute.update
+
+
+def check_buckets(buckets: int) -> None:
+    """Raises a `ValueError` unless the number of buckets is a whole number above 0."""
+    if not is_integer(buckets, 1):
+        raise ValueError(
+            f"`buckets` must be a whole number above 0, got {buckets!r}. 1 exchanges"
+            " the whole gradient at once."
+        )
 
 
 def overlapped_step_time(compute: Compute, exchange: Duration) -> float:
@@ -181,7 +194,33 @@ def pipelined_step_time(
     return max(compute.total + ahead + also, exchange.total)
 
 
-def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
+def sharded_step_time(compute: Compute, exchange: Duration) -> float:
+    r"""Returns the seconds of a step at width 2 with a sharded optimizer.
+
+    The update runs between the two halves of the exchange. The reduce-scatter therefore
+    runs beside the forward pass, and the all-gather beside the backward pass. With f, b
+    and u the seconds of forward pass, backward pass and update, and x the exchange
+    time,
+
+    $$t = \max(f, x / 2) + \max(b, x / 2) + u$$
+
+    This is the step of the fused executor. With the host executor, a step takes
+    `pipelined_step_time`.
+
+    Args:
+      compute: The compute times f, b and u of a step, with the update of one device.
+      exchange: The exchange of a gradient; x is `exchange.total`.
+
+    References:
+      Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
+    """
+    half = exchange.total / 2
+    return max(compute.forward, half) + max(compute.backward, half) + compute.update
+
+
+def ceilings(
+    compute: Compute, exchange: Duration, *, shard_optimizer: bool = False
+) -> dict[str, float]:
     r"""Returns the largest speedups that pipelining can have over synchronous steps.
 
     With c the compute time, x the exchange time, and f, b and u the seconds of forward
@@ -198,9 +237,13 @@ def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
     Args:
       compute: The compute times of a step; c is `compute.total`.
       exchange: The exchange of a gradient; x is `exchange.total`.
+      shard_optimizer: Whether `sharded_step_time` takes the place of `max(c, x)`.
 
     Returns:
       The speedups, under the keys `"synchronous"` and `"overlapped"`.
+
+    Raises:
+      ValueError: If neither the compute nor the exchange takes time.
 
     Examples:
       >>> import pipejax as pj
@@ -210,6 +253,13 @@ def ceilings(compute: Compute, exchange: Duration) -> dict[str, float]:
       {'synchronous': 2.0, 'overlapped': 1.333}
     """
     best = max(compute.total, exchange.total)
+    if not best:
+        raise ValueError(
+            "`compute` or `exchange` must take time, got 0 seconds for both. Give the"
+            " times of a step."
+        )
+    if shard_optimizer:
+        best = sharded_step_time(compute, exchange)
     return {
         "synchronous": synchronous_step_time(compute, exchange) / best,
         "overlapped": overlapped_step_time(compute, exchange) / best,
@@ -262,8 +312,9 @@ def batch_to_hide(
     *,
     weight_prediction: bool = True,
     one_core: bool = False,
+    shard_optimizer: bool = False,
 ) -> float:
-    """Returns the smallest factor on the batch size that hides the exchange.
+    r"""Returns the smallest factor on the batch size that hides the exchange.
 
     Forward and backward pass take m times as long for m times as many examples. The
     update and the exchange take as long as before. At width K with weight prediction,
@@ -274,7 +325,10 @@ def batch_to_hide(
     with f, b and u the seconds of forward pass, backward pass and update, x the
     exchange time, and d the seconds that codec and additions take on the core that
     computes the model (0 without `one_core`). A smaller batch can grow at no cost in
-    time. With a larger batch the link idles.
+    time. With a larger batch the link idles. With a sharded optimizer, each half of the
+    exchange hides behind one of the passes (`sharded_step_time`):
+
+    $$2 m \min(f, b) = x$$
 
     Args:
       compute: The compute times f, b and u of a step with the current batch.
@@ -285,6 +339,8 @@ def batch_to_hide(
         not, u counts once instead of K times.
       one_core: Whether the codec and the additions run on the core that computes the
         model, as on a CPU.
+      shard_optimizer: Whether every device updates a share of the parameters. With
+        `one_core`, it changes nothing, because the host executor runs the step.
 
     Returns:
       The factor m. It is at most 1 if the current batch hides the exchange, 0 if every
@@ -308,6 +364,8 @@ def batch_to_hide(
     updates = (width if weight_prediction else 1) * compute.update
     left = exchange.total - updates - (exchange.computed if one_core else 0.0)
     passes = compute.forward + compute.backward
+    if shard_optimizer and not one_core:
+        left, passes = exchange.total, 2 * min(compute.forward, compute.backward)
     # The parts that do not grow with the batch already take as long as the exchange.
     if left <= 0:
         return 0.0

@@ -60,6 +60,31 @@ def test_ceilings_are_2_and_four_thirds():
         assert found["overlapped"] <= found["synchronous"] < 2
 
 
+def test_ceilings_need_a_time():
+    with pytest.raises(
+        ValueError, match=r"^`compute` or `exchange` must take time, go"
+    ):
+        timing.ceilings(Compute.of(0), exchange(0.0))
+
+
+@pytest.mark.parametrize("seconds", [0.5, 3.0, 30.0])
+def test_ceilings_and_batch_size_follow_the_sharded_step(seconds):
+    """Half of the exchange hides behind each pass: 1 s forward, 2 s backward."""
+    comm, half = exchange(seconds), seconds / 2
+    step = timing.sharded_step_time(COMPUTE, comm)
+    assert step == max(1.0, half) + max(2.0, half) + 0.5
+    assert timing.ceilings(COMPUTE, comm, shard_optimizer=True) == {
+        "synchronous": (3.5 + seconds) / step,
+        "overlapped": (1.5 + max(2.0, seconds)) / step,
+    }
+    times = timing.batch_to_hide(COMPUTE, comm, shard_optimizer=True)
+    assert times == half / 1.0
+    larger = Compute(times * 1.0, times * 2.0, 0.5)
+    assert timing.sharded_step_time(larger, comm) == larger.total
+    on_cpu = timing.batch_to_hide(COMPUTE, comm, one_core=True, shard_optimizer=True)
+    assert on_cpu == timing.batch_to_hide(COMPUTE, comm, one_core=True)
+
+
 def test_codec_adds_to_compute_on_one_core():
     comm = exchange(3.0, computed=1.0)
     assert timing.pipelined_step_time(COMPUTE, comm) == 4.0
