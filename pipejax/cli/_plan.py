@@ -111,8 +111,7 @@ def run(args: argparse.Namespace) -> int:
     compute = timing.Compute.of(args.compute_ms / 1e3)
     # Nothing is run, so leave the accelerators of this machine alone.
     jax.config.update("jax_platforms", "cpu")
-    with in_one_line(ValueError):
-        known = candidates(cluster.codecs)
+    known = candidates(cluster.codecs)
     with in_one_line(ValueError):
         ranked = timing.plan(
             cluster,

@@ -297,8 +297,12 @@ def test_bad_flags_of_plan_are_refused(flags, says, capsys):
 def test_calibrated_codec_of_unknown_name_is_refused(tmp_path, capsys):
     cluster = timing.as_json(CLUSTER)
     cluster["codecs"] = {"int9": cluster["codecs"]["int8"]}
-    assert plan(written(tmp_path, cluster=cluster)) == 2
-    assert "`name` must be one of bf16, truncate" in capsys.readouterr().err
+    path = written(tmp_path, cluster=cluster)
+    assert plan(path) == 2
+    said = f"pipejax: {path}: `cluster.codecs` must have names from bf16, truncate, "
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert "; got ['int9']. Leave out other codecs." in error
 
 
 def in_fences(page, language):
