@@ -43,10 +43,10 @@ from ._exchange import hierarchical as hierarchical
 from ._fit import Fit as Fit
 from ._fit import Sample as Sample
 from ._fit import fit as fit
+from ._hiding import batch_to_hide as batch_to_hide
+from ._hiding import ceilings as ceilings
+from ._hiding import least_delayed_share as least_delayed_share
 from ._iteration import Compute as Compute
-from ._iteration import batch_to_hide as batch_to_hide
-from ._iteration import ceilings as ceilings
-from ._iteration import least_delayed_share as least_delayed_share
 from ._iteration import overlapped_step_time as overlapped_step_time
 from ._iteration import pipelined_step_time as pipelined_step_time
 from ._iteration import sharded_step_time as sharded_step_time

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from pipejax._internal.integers import is_integer
 
-from ._iteration import Compute, batch_to_hide
+from ._hiding import batch_to_hide
+from ._iteration import Compute
 from ._plan import ranked
 from ._train_config import RankedConfig, TrainConfig
 

@@ -106,11 +106,11 @@ def test_bad_program_is_named_in_the_error(name, says):
     ("name", "gone"),
     [
         ("program_package.program_broken:f", r"program_package\.gone"),
-        ("program_missing.py:f", "program_missing"),
+        ("program_missing.v2.py:f", "program_missing"),
     ],
 )
 def test_missing_import_of_a_program_keeps_its_traceback(name, gone, folder):
-    (folder / "program_missing.py").write_text("import program_missing.gone\n")
+    (folder / "program_missing.v2.py").write_text("import program_missing\n")
     with pytest.raises(ModuleNotFoundError, match=gone):
         load(name)
 
