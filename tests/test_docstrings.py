@@ -122,7 +122,7 @@ PUBLISHED = (
     *("stability.spectral_radius", "timing.duration", "timing.flat", "timing.fsdp"),
     *("timing.hierarchical", "timing.local_step_time", "timing.overlapped_step_time"),
     *("timing.pipelined_step_time", "timing.shard_optimizer"),
-    "timing.synchronous_step_time",
+    *("timing.sharded_step_time", "timing.synchronous_step_time"),
 )
 
 

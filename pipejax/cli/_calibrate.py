@@ -12,7 +12,7 @@ from pipejax import codecs, timing
 from ._candidates import USUAL, candidates
 from ._cluster import calibration, extrapolated
 from ._command import add_command, write_json
-from ._model import Model, load_step
+from ._model import Model, load_step, spread
 from ._units import ROUNDS, VECTOR, check, count
 from ._usage import enough_memory, in_one_line
 
@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{fit}\n\n{trust}")
         if model:
             notes = extrapolated(model.elements, trust.largest)
-            print("\n".join([*notes, f"model: {model}"]))
+            also = spread(program.train, program.state)
+            print("\n".join([*notes, f"model: {model}{also}"]))
         if args.out:
             with in_one_line(OSError):
                 write_json(args.out, calibration(fit))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pipejax import timing
+from pipejax import codecs, timing
 from pipejax._internal.integers import is_integer
 
 from ._units import bits, check
@@ -119,6 +119,12 @@ def _of(record: Any, elements: int) -> Known:
             " `pipejax calibrate --out` writes it; see docs/reference/files.md"
         )
     cluster = timing.from_json(record["cluster"])
+    unknown = [name for name in cluster.codecs if name not in codecs.NAMES]
+    if unknown:
+        raise ValueError(
+            f"`cluster.codecs` must have names from {', '.join(codecs.NAMES)}; got"
+            f" {unknown!r:.80}. Leave out other codecs."
+        )
     if "fit" not in record:
         return Known(cluster, [])
     fit = record["fit"]

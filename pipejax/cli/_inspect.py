@@ -11,7 +11,7 @@ import pipejax as pj
 from pipejax._core.executors import Fused, FusedRounds
 from pipejax._core.message import at_width_1
 from pipejax._internal.hlo import two_digits
-from pipejax._internal.mesh import axes, inner_axes
+from pipejax._internal.mesh import axes, inner_axes, size_along
 from pipejax.overlap import (
     Report,
     difference_inside,
@@ -21,7 +21,7 @@ from pipejax.overlap import (
 )
 
 from ._command import add_command, write_json
-from ._model import elements, examples, flags
+from ._model import elements, examples, flags, spread
 from ._program import load, types
 from ._units import check
 from ._usage import UsageError, in_one_line
@@ -195,10 +195,11 @@ def _to_plan(returned: Any) -> list[str]:
         return []
     train, state, batch, *_ = returned
     known = flags(elements(state), "MS", examples(train, batch))
-    rounds = " --local-steps" if isinstance(train, pj.LocalTrainStep) else ""
+    group = train.mesh.size // size_along(train.mesh, train.axis_name)
+    devices = f" --devices {group}" if group > 1 else ""
     return [
         "To predict its step time on a cluster, fill in N, RATE and MS: pipejax plan"
-        f" --hosts N --bandwidth RATE {known}{rounds}"
+        f" --hosts N --bandwidth RATE{devices} {known}{spread(train, state)}"
     ]
 
 

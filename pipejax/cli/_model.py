@@ -7,6 +7,7 @@ import jax
 
 import pipejax as pj
 from pipejax._internal.mesh import size_along
+from pipejax._internal.shards import split_axes
 from pipejax.overlap import Measurement
 
 from ._program import load, types
@@ -48,6 +49,19 @@ def examples(train: pj.TrainStep | pj.LocalTrainStep, batch: Any) -> int:
 def flags(elements: int, compute: str, batch: int | None) -> str:
     also = "" if batch is None else f" --batch {batch}"
     return f"--parameters {elements} --compute-ms {compute}{also}"
+
+
+def spread(train: pj.TrainStep | pj.LocalTrainStep, state: Any) -> str:
+    """Returns the flags of `pipejax plan` for how devices share a model and a step."""
+    rounds = isinstance(state, pj.LocalState)
+    own = state.local if rounds else state
+    split = any(split_axes(spec, train.mesh.shape) for spec in own.shards.params)
+    flags = {
+        "--sharded": split,
+        "--shard-optimizer": not rounds and own.trainable.gathered is not None,
+        "--local-steps": rounds,
+    }
+    return "".join(f" {flag}" for flag, holds in flags.items() if holds)
 
 
 def load_step(name: str, mesh: jax.sharding.Mesh) -> RunnableStep:

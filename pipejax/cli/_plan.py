@@ -53,7 +53,7 @@ _OPTIONS = {
     " step of one host alone, with the collectives inside it",
     "--shard-optimizer": "every device keeps its share of the optimizer (ZeRO-1): list"
     " the setups that can, with the reduce-scatter beside the forward pass and the"
-    " all-gather beside the backward pass",
+    " all-gather beside the backward pass, or with --one-core both beside both",
     "--local-steps": "every host trains alone, and hosts exchange parameters in rounds:"
     " list how long rounds must be; --compute-ms is then a step of one host alone",
     "--baseline {float32,bf16}": "what D-Sync sends in the run that gains are relative"
@@ -94,6 +94,11 @@ def run(args: argparse.Namespace) -> int:
     elements = count("parameters", args.parameters)
     check("compute-ms", args.compute_ms, *COMPUTE_MS)
     check("top", args.top, 1, 10**6)
+    if args.shard_optimizer and args.local_steps:
+        raise UsageError(
+            "`--shard-optimizer` must be left out with `--local-steps`, in which every"
+            " host has an optimizer of its own"
+        )
     if args.batch is not None:
         check("batch", args.batch, 1, MOST)
     cluster, notes = _cluster.known(args, elements)
@@ -106,8 +111,7 @@ def run(args: argparse.Namespace) -> int:
     compute = timing.Compute.of(args.compute_ms / 1e3)
     # Nothing is run, so leave the accelerators of this machine alone.
     jax.config.update("jax_platforms", "cpu")
-    with in_one_line(ValueError):
-        known = candidates(cluster.codecs)
+    known = candidates(cluster.codecs)
     with in_one_line(ValueError):
         ranked = timing.plan(
             cluster,
@@ -119,17 +123,14 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.shard_optimizer:
         devices = cluster.hosts * cluster.devices
-        ranked = timing.shard_optimizer(ranked, compute, devices)
+        ranked = timing.shard_optimizer(
+            ranked, compute, devices, one_core=args.one_core
+        )
     if args.local_steps:
         rounds = in_rounds(ranked, known, compute, one_core=args.one_core)
         ranked = [*rounds, d_sync(ranked), exact(ranked)]
     choice = chosen(ranked, args.row)
-    python = snippet(
-        choice.config,
-        inner=_inner_axis(args),
-        hosts=cluster.hosts,
-        shard_optimizer=args.shard_optimizer,
-    )
+    python = snippet(choice.config, inner=_inner_axis(args), hosts=cluster.hosts)
     parts = [
         [*notes, *_about(known)],
         lines(ranked, args.top, (choice, exact(ranked), d_sync(ranked))),
@@ -210,7 +211,8 @@ def _summary(
     args: argparse.Namespace,
 ) -> list[str]:
     """Describes what gains are relative to, and what pipelining alone can gain."""
-    most = timing.ceilings(compute, choice.exchange)
+    halves = args.shard_optimizer and not args.one_core
+    most = timing.ceilings(compute, choice.exchange, shard_optimizer=halves)
     plain = exact(ranked)
     piped = (each for each in (choice, plain) if each.config.width > 1)
     rows = [number(ranked, each) for each in (d_sync(ranked), plain, choice)]
@@ -251,11 +253,14 @@ def _least_delay(
 ) -> list[str]:
     """Says how much of the exchange of a choice needs its delay to be hidden."""
     share = timing.least_delayed_share(compute, choice.exchange)
+    percent = math.ceil(100 * share - 1e-9)  # of which rounding errors are no part
     # The host executor, which CPUs have, exchanges nothing beside a backward pass.
-    if choice.config.width == 1 or args.shard_optimizer or args.one_core or share == 1:
+    if choice.config.width == 1 or args.shard_optimizer or args.one_core:
+        return []
+    if percent in (0, 100):
         return []
     return [
-        f"The exchange of row {row} is also hidden if only the {share:.0%} of its bytes"
+        f"The exchange of row {row} is also hidden if only the {percent}% of its bytes"
         " whose gradients are computed last are delayed (`delayed=`)."
         " pj.overlap.least_delay names the arrays."
     ]
@@ -266,9 +271,13 @@ def _hidden(
 ) -> str:
     """Says from which batch size on the exchange of a choice is hidden."""
     times = timing.batch_to_hide(
-        compute, choice.exchange, choice.config.width, one_core=args.one_core
+        compute,
+        choice.exchange,
+        choice.config.width,
+        one_core=args.one_core,
+        shard_optimizer=args.shard_optimizer,
     )
-    sizes = f"from {times:.2f} times this batch size on"
+    sizes = f"from {max(times, 0.01):.2f} times this batch size on"
     if not times:
         sizes = "with any batch size"
     elif args.batch is not None:

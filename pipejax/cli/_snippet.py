@@ -12,7 +12,6 @@ def snippet(
     *,
     inner: str | None = None,
     hosts: int | None = None,
-    shard_optimizer: bool = False,
 ) -> str:
     """Returns Python source that makes the train step of a way with one bucket.
 
@@ -43,7 +42,7 @@ def snippet(
         if config.sync_every
         else f"    width={config.width},",
         f"    all_reduce={all_reduce},",
-        *(["    shard_optimizer=True,"] if shard_optimizer else []),
+        *(["    shard_optimizer=True,"] if config.shard_optimizer else []),
         ")",
     ]
     return "\n".join(lines)

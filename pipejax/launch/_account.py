@@ -85,8 +85,16 @@ class Account:
         return goodput(found, self._begun, timeline.now()) if found else None
 
     def show(self) -> None:
-        """Says the goodput so far, and writes it to the file, if there is one."""
+        """Says the goodput so far, and writes it to the file, if there is one.
+
+        Without steps, it says only that a file is not written.
+        """
         if (found := self.result()) is None:
+            if self._file is not None:
+                self._say(
+                    f"{self._file} is not written: goodput needs two steps of which the"
+                    " program tells Watchdog.step"
+                )
             return
         self._say(str(found))
         if self._file is not None:

@@ -11,8 +11,8 @@ $$t_{pipe} = \max(c, x)$$
 
 - `flat` and `hierarchical` count the messages and bytes of an exchange. `duration`
   turns these counts into seconds.
-- `synchronous_step_time`, `overlapped_step_time`, `pipelined_step_time` and
-  `local_step_time` give the time of a step.
+- `synchronous_step_time`, `overlapped_step_time`, `pipelined_step_time`,
+  `sharded_step_time` and `local_step_time` give the time of a step.
 - `simulate` gives the time of a step where times vary and no closed form holds.
 - `sharded` and `fsdp` tell what crosses between hosts from what stays inside a host,
   for a model that the devices of a host shard.
@@ -43,12 +43,13 @@ from ._exchange import hierarchical as hierarchical
 from ._fit import Fit as Fit
 from ._fit import Sample as Sample
 from ._fit import fit as fit
+from ._hiding import batch_to_hide as batch_to_hide
+from ._hiding import ceilings as ceilings
+from ._hiding import least_delayed_share as least_delayed_share
 from ._iteration import Compute as Compute
-from ._iteration import batch_to_hide as batch_to_hide
-from ._iteration import ceilings as ceilings
-from ._iteration import least_delayed_share as least_delayed_share
 from ._iteration import overlapped_step_time as overlapped_step_time
 from ._iteration import pipelined_step_time as pipelined_step_time
+from ._iteration import sharded_step_time as sharded_step_time
 from ._iteration import synchronous_step_time as synchronous_step_time
 from ._leaves import square_leaves as square_leaves
 from ._local_step_time import local_step_time as local_step_time

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-import sys
+import operator
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from pipejax._internal.integers import is_integer
 
@@ -30,8 +32,11 @@ class Link:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        check_seconds("latency", self.latency)
-        _check_speed("bandwidth", self.bandwidth)
+        store(
+            self,
+            latency=check_seconds("latency", self.latency),
+            bandwidth=_check_speed("bandwidth", self.bandwidth),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +58,8 @@ class CodecSpeed:
     decode: float = math.inf
 
     def __post_init__(self) -> None:
-        _check_speed("encode", self.encode)
-        _check_speed("decode", self.decode)
+        for name, speed in dataclasses.asdict(self).items():
+            store(self, **{name: _check_speed(name, speed)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +86,13 @@ class Shares:
 
     def __post_init__(self) -> None:
         for name, share in dataclasses.asdict(self).items():
-            if not (_is_number(share) and 0 < share <= 1):
+            if not 0 < number(share) <= 1:
                 raise ValueError(
                     f"`{name}` must be a share of the bandwidth, above 0 and at most"
                     f" 1; got {share!r:.40}. Use 1 for a link whose two directions are"
                     " independent."
                 )
+            store(self, **{name: number(share)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,10 +131,13 @@ class Cluster:
     codecs: Mapping[str, CodecSpeed] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_count("hosts", self.hosts)
-        _check_count("devices", self.devices)
-        _check_speed("reduction", self.reduction)
-        check_seconds("synchronisation", self.synchronisation)
+        store(
+            self,
+            hosts=_check_count("hosts", self.hosts),
+            devices=_check_count("devices", self.devices),
+            reduction=_check_speed("reduction", self.reduction),
+            synchronisation=check_seconds("synchronisation", self.synchronisation),
+        )
         if self.devices > 1 and self.inner is None:
             raise ValueError(
                 "`inner` must be the link between the devices of a host, of which there"
@@ -155,32 +164,56 @@ class Cluster:
         return self.codecs[name]
 
 
-def _check_count(argument: str, value: Any) -> None:
+def _check_count(argument: str, value: Any) -> int:
     if not is_integer(value, 1) or value > MOST:
         raise ValueError(
             f"`{argument}` must be a whole number of at least 1 and at most {MOST:,},"
             f" got {value!r:.40}."
         )
+    return operator.index(value)
 
 
-def check_seconds(argument: str, value: Any) -> None:
-    if not (_is_number(value) and 0 <= value < math.inf):
+def check_seconds(argument: str, value: Any) -> float:
+    """Returns seconds as a float, or raises a `ValueError` that names the argument."""
+    if not 0 <= number(value) < math.inf:
         raise ValueError(
             f"`{argument}` must be at least 0 seconds and finite; got {value!r:.40}."
             " Write 50 microseconds as 50e-6."
         )
+    return number(value)
 
 
-def _check_speed(argument: str, value: Any) -> None:
-    if not (_is_number(value) and value > 0):
+def check_elements(argument: str, value: Any) -> int:
+    """Returns a number of elements as an int, or raises a `ValueError`."""
+    if not is_integer(value, 1):
+        raise ValueError(
+            f"`{argument}` must be a whole number of elements above 0; got"
+            f" {value!r:.40}. Write 4 million as 4_000_000 or int(4e6)."
+        )
+    return operator.index(value)
+
+
+def _check_speed(argument: str, value: Any) -> float:
+    if not number(value) > 0:
         raise ValueError(
             f"`{argument}` must be above 0 bytes per second; got {value!r:.40}. Write 1"
             " Gbit/s as 125e6, or give math.inf for work that takes no time."
         )
+    return number(value)
 
 
-def _is_number(value: Any) -> bool:
-    """Returns whether the value is a float or an int that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isinstance(value, float) or abs(value) <= sys.float_info.max
+def number(value: Any) -> float:
+    """Returns a number of Python or NumPy as a float, and anything else as NaN."""
+    kinds = int | float | np.integer | np.floating
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # an int that no float can hold
+        return math.nan
+
+
+def store(record: Any, **values: float) -> None:
+    """Sets fields of a frozen dataclass that is being made."""
+    for name, value in values.items():
+        object.__setattr__(record, name, value)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pipejax.codecs import Codec
 
+from ._cluster import check_elements
 from ._rounds import ROUNDS, Algorithm
 
 
@@ -51,6 +52,7 @@ def counted(algorithm: Algorithm, p: int, n: int, codec: Codec | None = None) ->
         raise ValueError(
             f"`algorithm` must be one of {', '.join(ROUNDS)}, got {algorithm!r}."
         )
+    n = check_elements("n", n)
     total: dict[str, float] = dict.fromkeys(Counts._fields, 0)
     for each in ROUNDS[algorithm](p, n, codec):
         total["messages"] += each.messages

@@ -141,7 +141,8 @@ def flat(
       several devices, and `between` in all other cases.
 
     Raises:
-      ValueError: If `algorithm` is not a key of `pj.timing.COST_MODELS`.
+      ValueError: If `algorithm` is not a key of `pj.timing.COST_MODELS`, or `n` is not
+        a whole number above 0.
 
     Examples:
       >>> import pipejax as pj
@@ -213,7 +214,8 @@ def hierarchical(
       The counts at the busiest device, inside hosts and between them.
 
     Raises:
-      ValueError: If `outer` or `inner` is not a key of `pj.timing.COST_MODELS`.
+      ValueError: If `outer` or `inner` is not a key of `pj.timing.COST_MODELS`, or `n`
+        is not a whole number above 0.
 
     Examples:
       For two hosts with 8 devices each, a flat two-shot sends 8 times as many bytes

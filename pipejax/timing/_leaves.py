@@ -2,6 +2,8 @@
 
 from pipejax._internal.ravel import Shapes
 
+from ._cluster import check_elements
+
 SIDE = 1024
 
 
@@ -16,12 +18,15 @@ def square_leaves(elements: int) -> Shapes:
     Args:
       elements: The number of elements of the gradient.
 
+    Raises:
+      ValueError: If `elements` is not a whole number above 0.
+
     Examples:
       >>> import pipejax as pj
       >>> pj.timing.square_leaves(3_000_000)
       ((1024, 1024), (1024, 1024), (881, 1024), (704,))
     """
-    rows, rest = divmod(elements, SIDE)
+    rows, rest = divmod(check_elements("elements", elements), SIDE)
     whole, left = divmod(rows, SIDE)
     shapes = [(SIDE, SIDE)] * whole + ([(left, SIDE)] if left else [])
     return (*shapes, *([(rest,)] if rest else []))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pipejax._internal.integers import is_integer
 from pipejax.codecs import Codec
 
-from ._cluster import Cluster
+from ._cluster import Cluster, check_elements
 from ._counts import COST_MODELS, compatible
 from ._exchange import Duration
 from ._iteration import Compute, overlapped_step_time, synchronous_step_time
@@ -73,8 +73,9 @@ def plan(
 
     Raises:
       ValueError: If a codec has no speed in `cluster.codecs`, `leaves` do not have
-        `elements` elements in all, a width or a number of buckets is below 1,
-        `baseline_bytes` is not a whole number from 1 to 4, or a time is not finite.
+        `elements` elements in all, `elements`, a width or a number of buckets is not a
+        whole number above 0, `baseline_bytes` is not one from 1 to 4, or a time is not
+        finite.
 
     Examples:
       A gradient of 16 MB on four hosts, with links of 1 Gbit/s and 0.25 s of compute:
@@ -87,6 +88,7 @@ def plan(
       >>> f"{choices[0].step:.3f} s"
       '0.250 s'
     """
+    elements = check_elements("elements", elements)
     known = _known(codecs, elements, leaves)
     configs = [
         TrainConfig(width, algorithm, name, levels, count)
@@ -102,6 +104,10 @@ def plan(
             "`baseline_bytes` must be a whole number from 1 to 4, got"
             f" {baseline_bytes!r}. 4 stands for float32, and 2 for bfloat16."
         )
+    dropped = {
+        name: 1 - Chunk.of(elements, 1, codec).payload / (FLOAT32 * elements)
+        for name, codec in known.items()
+    }
     exact = _exact(cluster, -(-elements * baseline_bytes // FLOAT32))
     d_sync = synchronous_step_time(compute, exact)
     beside = overlapped_step_time(compute, exact)
@@ -115,14 +121,11 @@ def plan(
                 f" takes a finite time; got {step} s for {config}. Correct what is too"
                 f" slow: {cluster!r:.500}"
             )
+        lost = dropped[config.codec]
         found.append(
-            RankedConfig(config, exchange, step, compute.total, d_sync, beside)
+            RankedConfig(config, exchange, step, compute.total, d_sync, beside, lost)
         )
-    dropped = {
-        name: 1 - Chunk.of(elements, 1, codec).payload / (FLOAT32 * elements)
-        for name, codec in known.items()
-    }
-    return _ranked(found, dropped)
+    return ranked(found)
 
 
 def scaling(
@@ -156,8 +159,9 @@ def scaling(
       The efficiency by the number of hosts; 1 means that the exchange costs no time.
 
     Raises:
-      ValueError: If `codecs` do not contain the codec of `config`, or `leaves` do not
-        have `elements` elements in all.
+      ValueError: If `codecs` do not contain the codec of `config`, `leaves` do not have
+        `elements` elements in all, `compute` takes no time, or a number is not a whole
+        number above 0.
 
     Examples:
       >>> import pipejax as pj
@@ -167,17 +171,25 @@ def scaling(
       >>> {hosts: round(share, 2) for hosts, share in curve.items()}
       {1: 1.0, 4: 0.57}
     """
+    elements = check_elements("elements", elements)
     known = _known(codecs, elements, leaves)
     if config.codec not in known:
         raise ValueError(
             f"`codecs` must contain the codec of `config`, {config.codec!r}; got"
             f" {sorted(codecs or {})}. Give the codecs that `plan` was given."
         )
+    if not compute.total:
+        raise ValueError(
+            "`compute` must take time, of which the efficiency is a share; got 0"
+            " seconds. Give the times of a step."
+        )
     curve = {}
     for count in hosts:
         many = dataclasses.replace(cluster, hosts=count)
         exchange = config.exchange(many, elements, known[config.codec])
-        step = config.step(compute, exchange, one_core=one_core)
+        p = many.hosts * many.devices
+        own = compute.sharded(p) if config.shard_optimizer else compute
+        step = config.step(own, exchange, one_core=one_core)
         curve[count] = compute.total / step
     return curve
 
@@ -214,21 +226,19 @@ def _known(
     return found
 
 
-def _ranked(
-    choices: list[RankedConfig], dropped: Mapping[str | None, float]
-) -> list[RankedConfig]:
+def ranked(choices: Sequence[RankedConfig]) -> list[RankedConfig]:
     """Sorts by step time, and by simplicity where step times count as equal."""
 
     def simplicity(choice: RankedConfig) -> tuple[int, int, float, bool, float]:
         config, total = choice.config, choice.exchange.total
-        return config.width, config.buckets, dropped[config.codec], config.levels, total
+        return config.width, config.buckets, choice.dropped, config.levels, total
 
     # Each group reaches from its fastest way to ways that are 1 % slower. A chain of
     # nearly equal ways is therefore cut, and never spans more than that.
-    left, ranked = sorted(choices, key=lambda c: c.step), []
+    left, found = sorted(choices, key=lambda c: c.step), []
     while left:
         end = left[0].step * (1 + SAME)
         same = [choice for choice in left if choice.step <= end]
-        ranked += sorted(same, key=simplicity)
+        found += sorted(same, key=simplicity)
         left = left[len(same) :]
-    return ranked
+    return found

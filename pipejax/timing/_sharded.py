@@ -5,9 +5,10 @@ hold the same shard. All devices of a host share its link.
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
-from ._cluster import Cluster, Link
+from ._cluster import Cluster, Link, check_elements, number
 
 
 class Fsdp(NamedTuple):
@@ -62,6 +63,10 @@ def fsdp(cluster: Cluster, elements: int, itemsize: float = 4) -> Fsdp:
       elements: The number of parameters of the whole model.
       itemsize: Bytes of an element as it travels: 4 for float32, 2 for bfloat16.
 
+    Raises:
+      ValueError: If `elements` is not a whole number above 0, or `itemsize` is not a
+        finite number above 0.
+
     Examples:
       A model of a billion parameters in bfloat16, on 8 devices with links of 300 GB/s:
 
@@ -74,6 +79,12 @@ def fsdp(cluster: Cluster, elements: int, itemsize: float = 4) -> Fsdp:
     References:
       Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
     """
+    elements = check_elements("elements", elements)
+    if not 0 < number(itemsize) < math.inf:
+        raise ValueError(
+            "`itemsize` must be a finite number of bytes above 0; got"
+            f" {itemsize!r:.40}. Give 4 for float32, or 2 for bfloat16."
+        )
     devices, inner = cluster.devices, cluster.inner
     if inner is None:
         return Fsdp(0.0, 0.0)

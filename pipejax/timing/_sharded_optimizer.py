@@ -1,35 +1,45 @@
-"""Step times with a sharded optimizer, whose update runs between two halves."""
+"""Ways to train with a sharded optimizer, whose update runs between two halves."""
 
 from collections.abc import Sequence
 
-from ._iteration import Compute, synchronous_step_time
-from ._train_config import RankedConfig
+from pipejax._internal.integers import is_integer
 
-# Algorithms between whose halves every device has a piece of the sums.
-HALVES = ("psum", "two_shot", "ring", "halving_doubling")
+from ._hiding import batch_to_hide
+from ._iteration import Compute
+from ._plan import ranked
+from ._train_config import RankedConfig, TrainConfig
 
 
 def shard_optimizer(
-    choices: Sequence[RankedConfig], compute: Compute, devices: int
+    choices: Sequence[RankedConfig],
+    compute: Compute,
+    devices: int,
+    *,
+    one_core: bool = False,
 ) -> list[RankedConfig]:
     r"""Returns the ways that can shard the optimizer, with the step times if they do.
 
-    At width 2, the reduce-scatter runs beside the forward pass, and the all-gather
-    beside the backward pass. With f, b and u the seconds of forward pass, backward pass
-    and update, x the exchange time, and p devices, each of which updates its share,
+    With u the seconds of the update of all parameters and p devices, each device
+    updates for u / p. At width 2, a step takes `sharded_step_time`, which hides an
+    exchange that takes x seconds if
 
-    $$t = \max(f, x / 2) + \max(b, x / 2) + u / p$$
+    $$x \le 2 \min(f, b)$$
 
-    This is the step of the fused executor. With the host executor, a step takes
-    `pj.timing.pipelined_step_time`.
+    with f and b the seconds of forward and backward pass.
 
     Args:
       choices: Ways to train, as `plan` returns them.
-      compute: The compute times f, b and u that `plan` was given.
+      compute: The compute times f, b and u of a step that `plan` was given.
       devices: The number p of devices over which the optimizer is sharded.
+      one_core: As `plan` was given. The host executor, which CPUs have, then runs the
+        step, which takes `pipelined_step_time`.
 
     Returns:
-      The ways with one bucket whose algorithm has two halves, the shortest step first.
+      The ways with one bucket whose algorithm has two halves on p devices, ranked as
+      `plan` ranks them.
+
+    Raises:
+      ValueError: If `devices` is not a whole number above 0.
 
     Examples:
       >>> import pipejax as pj
@@ -43,19 +53,32 @@ def shard_optimizer(
     References:
       Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
     """
-    forward, backward = compute.forward, compute.backward
-    update = compute.update / devices
-    found = []
+    if not is_integer(devices, 1):
+        raise ValueError(
+            f"`devices` must be a whole number above 0, got {devices!r}. Give the"
+            " number of devices that share the optimizer."
+        )
+    own, found = compute.sharded(devices), []
     for choice in choices:
-        config, half = choice.config, choice.exchange.total / 2
-        if config.algorithm not in HALVES or config.levels or config.buckets > 1:
+        if not _has_halves(choice.config, devices):
             continue
-        if config.algorithm == "psum" and config.codec is not None:
-            continue
-        if config.width == 1:
-            own = Compute(forward, backward, update)
-            step = synchronous_step_time(own, choice.exchange)
-        else:
-            step = max(forward, half) + max(backward, half) + update
-        found.append(choice._replace(step=step))
-    return sorted(found, key=lambda choice: choice.step)
+        config, exchange = choice.config._replace(shard_optimizer=True), choice.exchange
+        slack = None
+        if config.width > 1 and not one_core:
+            slack = 1 - batch_to_hide(own, exchange, shard_optimizer=True)
+        step = config.step(own, exchange, one_core=one_core)
+        found.append(
+            choice._replace(config=config, step=step, compute=own.total, slack=slack)
+        )
+    return ranked(found)
+
+
+def _has_halves(config: TrainConfig, devices: int) -> bool:
+    """Returns whether every device has a piece of the sums between two halves."""
+    if config.levels or config.buckets > 1:
+        return False
+    if config.algorithm == "psum":
+        return config.codec is None
+    if config.algorithm == "halving_doubling":
+        return devices & (devices - 1) == 0
+    return config.algorithm in ("two_shot", "ring")

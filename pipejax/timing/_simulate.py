@@ -22,6 +22,7 @@ seconds.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -30,9 +31,13 @@ from pipejax._internal.integers import is_integer
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax.codecs import Codec
 
-from ._cluster import Cluster, CodecSpeed
+from ._cluster import Cluster, CodecSpeed, check_elements, check_seconds, number, store
 from ._counts import counted
 from ._rounds import ROUNDS, Algorithm, Round, Work
+
+# The largest jitter. Beyond it, the mean of the times comes from steps so long and rare
+# that few simulations would contain one: at 2, 1 step in 44 makes half of the mean.
+MOST_JITTER = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +51,13 @@ class Workload:
       codec: The codec of the payloads; `None` sends float32.
       speed: The name of the codec in `Cluster.codecs`. `None` counts no time for
         encoding and decoding.
-      jitter: The standard deviation of the logarithm of a step's compute time. 0 makes
-        all steps equally long.
+      jitter: The standard deviation of the logarithm of a step's compute time, at most
+        2. 0 makes all steps equally long.
       slow: For each device, the factor on its compute time; `None` is 1 for all.
+
+    Raises:
+      ValueError: If `seconds`, `elements`, `jitter` or a factor in `slow` is out of
+        range.
     """
 
     seconds: float
@@ -58,6 +67,21 @@ class Workload:
     speed: str | None = None
     jitter: float = 0.0
     slow: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        seconds = check_seconds("seconds", self.seconds)
+        store(self, seconds=seconds, elements=check_elements("elements", self.elements))
+        if not 0 <= number(self.jitter) <= MOST_JITTER:
+            raise ValueError(
+                f"`jitter` must be from 0 to {MOST_JITTER}, got {self.jitter!r:.40}. At"
+                " 0.1, steps vary by 10 %."
+            )
+        for factor in () if self.slow is None else self.slow:
+            if not 0 <= number(factor) < math.inf:
+                raise ValueError(
+                    "`slow` must have finite factors of at least 0, got"
+                    f" {factor!r:.40}. 1 is for a device like the others."
+                )
 
     def compute_times(
         self, steps: int, devices: int, rng: np.random.Generator
@@ -70,8 +94,8 @@ class Workload:
           rng: The generator that the jitter is drawn from.
 
         Returns:
-          Seconds [steps, devices]. Their mean is `seconds` times `slow`, for any
-          jitter.
+          Seconds [steps, devices]. Their expected value is `seconds` times `slow`, for
+          any jitter.
 
         Raises:
           ValueError: If `slow` does not have one number for each device.

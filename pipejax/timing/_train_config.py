@@ -4,9 +4,15 @@ from typing import Any, NamedTuple
 
 from pipejax.codecs import Codec
 
-from ._cluster import Cluster
+from ._cluster import Cluster, check_elements
 from ._exchange import Duration, duration, flat, hierarchical
-from ._iteration import Compute, pipelined_step_time, synchronous_step_time
+from ._iteration import (
+    Compute,
+    check_buckets,
+    pipelined_step_time,
+    sharded_step_time,
+    synchronous_step_time,
+)
 from ._local_step_time import local_step_time
 from ._rounds import Algorithm
 
@@ -24,6 +30,7 @@ class TrainConfig(NamedTuple):
       buckets: The number of equal parts in which the gradient is exchanged.
       sync_every: The number H of local steps of a round. 0 stands for no local steps.
       overlap_steps: The number V of steps that hide the exchange of a round.
+      shard_optimizer: Whether every device keeps and updates a share of the parameters.
     """
 
     width: int
@@ -33,6 +40,7 @@ class TrainConfig(NamedTuple):
     buckets: int = 1
     sync_every: int = 0
     overlap_steps: int = 0
+    shard_optimizer: bool = False
 
     def exchange(
         self, cluster: Cluster, elements: int, codec: Codec | None
@@ -45,9 +53,12 @@ class TrainConfig(NamedTuple):
           codec: The codec with the name `self.codec`, or `None`.
 
         Raises:
-          ValueError: If the codec has no speed in `cluster.codecs`, or the algorithm is
-            not a key of `pj.timing.COST_MODELS`.
+          ValueError: If the codec has no speed in `cluster.codecs`, the algorithm is
+            not a key of `pj.timing.COST_MODELS`, or `elements` or `self.buckets` is not
+            a whole number above 0.
         """
+        elements = check_elements("elements", elements)
+        check_buckets(self.buckets)
         if cluster.hosts * cluster.devices == 1:
             return Duration(0, 0, 0, 0, 0)
         counted = hierarchical if self.levels else flat
@@ -58,10 +69,13 @@ class TrainConfig(NamedTuple):
         """Returns the seconds of a step.
 
         Width 1 is `synchronous_step_time`, a larger width `pipelined_step_time` with
-        weight prediction, and local steps are `local_step_time`.
+        weight prediction, and local steps are `local_step_time`. Above width 1, a
+        sharded optimizer has `sharded_step_time`, but with `one_core`, where the host
+        executor runs the step, `pipelined_step_time`.
 
         Args:
-          compute: The compute times of a step.
+          compute: The compute times of a step. With a sharded optimizer, the update is
+            that of one device.
           exchange: The exchange of one bucket, as `exchange` returns it.
           one_core: Whether codec and additions run on the core that computes the model.
         """
@@ -70,6 +84,8 @@ class TrainConfig(NamedTuple):
             return local_step_time(compute, exchange, *rounds, one_core=one_core)
         if self.width == 1:
             return synchronous_step_time(compute, exchange, self.buckets)
+        if self.shard_optimizer and not one_core:
+            return sharded_step_time(compute, exchange)
         return pipelined_step_time(compute, exchange, self.width, one_core=one_core)
 
     def __str__(self) -> str:
@@ -98,6 +114,10 @@ class RankedConfig(NamedTuple):
         bytes.
       overlapped: Seconds of the same step if it overlaps the exchange with the backward
         pass, at best: `pj.timing.overlapped_step_time`.
+      dropped: The share of the gradient's bits that the codec drops.
+      slack: The share of the compute that is left when the exchange is over; below 0 if
+        it is exposed. `None` takes `1 - exchange / step`. With a sharded optimizer, it
+        is the slack of the shorter pass and of half of the exchange.
     """
 
     config: TrainConfig
@@ -106,6 +126,8 @@ class RankedConfig(NamedTuple):
     compute: float
     d_sync: float
     overlapped: float
+    dropped: float = 0.0
+    slack: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -142,12 +164,15 @@ class RankedConfig(NamedTuple):
                 f"waits {_ms(waits)} for an exchange of {_ms(exchange)}, most of it"
                 f" {largest}{beside}"
             )
-        if exchange < self.step or exchange <= self.compute:
-            longer = self.step - self.compute
+        longer = self.step - self.compute
+        slack = self.slack
+        if slack is None:
+            slack = 1 - exchange / self.step if self.step else 0.0
+        if slack > 0 or (slack == 0 and not longer):
             more = f" that is {_ms(longer)} longer" if longer else ""
-            spare = 1 - exchange / self.step if self.step else 0.0
-            return f"hidden behind compute{more}, {spare:.0%} slack"
-        return f"hides {_ms(self.compute)} of an exchange of {_ms(exchange)}: {largest}"
+            return f"hidden behind compute{more}, {slack:.0%} slack"
+        hidden = _ms(exchange - longer)
+        return f"hides {hidden} of an exchange of {_ms(exchange)}: {largest}"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the way, its times in seconds, gains and reason, as types of JSON."""

@@ -147,6 +147,10 @@ PROGRAMS = """
         return train, train.abstract_state(w), X
 
 
+    def sharded_optimizer(mesh):
+        return make(mesh, shard_optimizer=True)
+
+
     def own_fsdp(mesh):
         # A step without pipejax, whose weights a host shards.
         devices = mesh.devices.flat
@@ -220,6 +224,28 @@ def test_last_line_of_inspect_is_a_command_for_plan(capsys):
         command = command.replace(f" {name} ", f" {value} ")
     assert main(shlex.split(command)[1:]) == 0
     assert "pj.make_train_step(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("function", "devices", "batch", "more"),
+    [
+        ("sharded", " --devices 4", 32, " --sharded"),
+        ("in_rounds_of_groups", " --devices 4", 32, " --sharded --local-steps"),
+        ("sharded_optimizer", "", 8, " --shard-optimizer"),
+    ],
+)
+def test_command_for_plan_has_the_flags_of_a_step(
+    function, devices, batch, more, capsys
+):
+    assert inspect(function) == 0
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith(
+            f"pipejax plan --hosts N --bandwidth RATE{devices} --parameters 65536"
+            f" --compute-ms MS --batch {batch}{more}"
+        )
+    )
 
 
 @pytest.mark.parametrize(

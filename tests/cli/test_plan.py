@@ -109,6 +109,34 @@ def test_sharded_optimizer_is_planned_without_tree_and_buckets(capsys):
     assert "buckets" not in out
 
 
+def test_plan_says_how_a_sharded_optimizer_hides_halves(capsys):
+    """Half of the exchange, 480.5 ms, takes 73.6 ms more than the forward pass."""
+    given = ("--hosts", "4", "--bandwidth", "1gbit", "--device", "h100")
+    assert plan(*given, "--shard-optimizer", parameters="10M", compute="500") == 0
+    ways, summary, *_ = capsys.readouterr().out.split("\n\n")[1:]
+    exposed = next(x for x in ways.splitlines() if "psum, uncompressed" in x)
+    assert "573.6 ms   1.15 x compute " in exposed
+    assert exposed.endswith("hides 406.9 ms of an exchange of 480.5 ms: wire")
+    assert "width 2, two_shot, bf16 " in ways.splitlines()[0]
+    assert "hidden behind compute, 28% slack" in ways.splitlines()[0]
+    # The exchange in bfloat16 takes 240.4 ms.
+    alone = f"pipelining alone is at most {740.4 / 500:.2f} times as fast as a synchr"
+    assert alone in summary
+    assert f"two_shot, bf16 is hidden from {120.2 / 166.7:.2f} times this" in summary
+    assert f"uncompressed is hidden from {240.25 / 166.7:.2f} times this" in summary
+
+
+def test_sharded_optimizer_on_one_core_adds_the_codec_to_compute(capsys):
+    given = ("--hosts", "4", "--bandwidth", "1gbit", "--one-core", "--top", "999")
+    rows = []
+    for more in ((), ("--shard-optimizer",)):
+        assert plan(*given, *more, parameters="10M", compute="500") == 0
+        lines = capsys.readouterr().out.splitlines()
+        rows.append(next(x[5:] for x in lines if "width 2, ring, int4 " in x))
+    assert rows[0] == rows[1]
+    assert "hidden behind compute that is " in rows[1]
+
+
 def test_local_steps_are_planned_beside_the_usual_ways(capsys):
     """Eight devices of a host share 12.5 MB/s, over which each sends 1.5 x 15 MB."""
     given = ("--hosts", "4", "--devices", "8", "--bandwidth", "100mbit")
@@ -183,6 +211,19 @@ def test_plan_prints_the_batch_size_needed_to_hide_the_exchange(file, capsys):
     assert "times this batch size on.\n" in capsys.readouterr().out
 
 
+def test_share_of_no_bytes_is_left_out(capsys):
+    """An exchange that the backward pass alone hides needs no delayed bytes."""
+    given = ("--hosts", "4", "--devices", "8", "--bandwidth", "1gbit", "--sharded")
+    assert plan(*given, "--baseline", "bf16", parameters="10M", compute="50") == 0
+    assert "are delayed" not in capsys.readouterr().out
+
+
+def test_smallest_printed_batch_size_is_one_percent(capsys):
+    given = ("--hosts", "4", "--bandwidth", "100gbit")
+    assert plan(*given, parameters="10k", compute="1000") == 0
+    assert "is hidden from 0.01 times this batch size on" in capsys.readouterr().out
+
+
 def test_out_flag_writes_the_whole_plan(file, tmp_path, capsys):
     out = tmp_path / "plan.json"
     assert plan(file, "--out", str(out)) == 0
@@ -242,6 +283,10 @@ def test_bad_numbers_of_plan_are_refused(file, capsys, change, says):
         ([*GIVEN, "--batch", "0"], "`--batch` must be at least 1, got 0"),
         ([*GIVEN, "--top", "0"], "`--top` must be at least 1, got 0"),
         ([*GIVEN, "--row", "0"], "`--row` must be one of the rows 1 to "),
+        (
+            [*GIVEN, "--shard-optimizer", "--local-steps"],
+            "`--shard-optimizer` must be left out with `--local-steps`",
+        ),
     ],
 )
 def test_bad_flags_of_plan_are_refused(flags, says, capsys):
@@ -252,8 +297,12 @@ def test_bad_flags_of_plan_are_refused(flags, says, capsys):
 def test_calibrated_codec_of_unknown_name_is_refused(tmp_path, capsys):
     cluster = timing.as_json(CLUSTER)
     cluster["codecs"] = {"int9": cluster["codecs"]["int8"]}
-    assert plan(written(tmp_path, cluster=cluster)) == 2
-    assert "`name` must be one of bf16, truncate" in capsys.readouterr().err
+    path = written(tmp_path, cluster=cluster)
+    assert plan(path) == 2
+    said = f"pipejax: {path}: `cluster.codecs` must have names from bf16, truncate, "
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert "; got ['int9']. Leave out other codecs." in error
 
 
 def in_fences(page, language):

@@ -41,6 +41,35 @@ def test_module_or_file_is_loaded_from_the_current_folder(name, says):
     assert load(name)() == says
 
 
+@pytest.mark.parametrize("name", ["program_here", "random", "model.v2"])
+def test_file_is_loaded_where_another_module_has_its_name(name, folder):
+    """The folder of the file is in the path already, behind one with the same name."""
+    inside = folder / "program_package"
+    (folder / f"{name}.py").write_text("def f(): return 'another'\n")
+    (inside / f"{name}.py").write_text("def f(): return 'inside'\n")
+    sys.path[:0] = [str(folder), str(inside)]
+    imported = sys.modules.get(name)
+    assert load(f"program_package/{name}.py:f")() == "inside"
+    assert sys.modules.get(name) is imported
+
+
+def test_module_is_loaded_from_the_current_folder_first(folder):
+    (folder / "program_package" / "program_here.py").write_text("def f(): pass\n")
+    sys.path.insert(0, str(folder / "program_package"))
+    sys.path.append(str(folder))
+    assert load("program_here:f")() == "here"
+
+
+def test_file_may_have_dataclasses_and_import_its_neighbours(folder):
+    inside = folder / "program_package"
+    (inside / "program_types.py").write_text(
+        "from __future__ import annotations\nimport dataclasses, program_inside\n"
+        "@dataclasses.dataclass\nclass A:\n  x: int\n"
+        "def f(): return A, program_inside.f()\n"
+    )
+    assert load("program_package/program_types.py:f")()[1] == "inside"
+
+
 def test_folder_is_put_first_in_the_path_once(folder):
     for _ in range(2):
         load("program_package/program_inside.py:f")
@@ -73,9 +102,17 @@ def test_bad_program_is_named_in_the_error(name, says):
         load(name)
 
 
-def test_missing_import_of_a_program_keeps_its_traceback():
-    with pytest.raises(ModuleNotFoundError, match=r"program_package\.gone"):
-        load("program_package.program_broken:f")
+@pytest.mark.parametrize(
+    ("name", "gone"),
+    [
+        ("program_package.program_broken:f", r"program_package\.gone"),
+        ("program_missing.v2.py:f", "program_missing"),
+    ],
+)
+def test_missing_import_of_a_program_keeps_its_traceback(name, gone, folder):
+    (folder / "program_missing.v2.py").write_text("import program_missing\n")
+    with pytest.raises(ModuleNotFoundError, match=gone):
+        load(name)
 
 
 def test_types_of_returned_values_are_printed():

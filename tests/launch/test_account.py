@@ -33,11 +33,14 @@ def test_goodput_of_all_attempts_is_said_and_written(tmp_path):
     assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
 
 
-def test_job_without_steps_says_nothing(tmp_path):
-    said, file = [], tmp_path / "goodput.json"
-    with account(None, file, said.append) as kept:
-        kept.begun([Start("0", ["true"], {})])
-    assert said == []
+def test_missing_goodput_of_a_job_without_steps_is_said(tmp_path):
+    file = tmp_path / "goodput.json"
+    for wanted in (None, file):
+        said = []
+        with account(None, wanted, said.append) as kept:
+            kept.begun([Start("0", ["true"], {})])
+        assert len(said) == (wanted is not None)
+    assert said[0].startswith(f"{file} is not written: goodput needs two steps of wh")
     assert not file.exists()
 
 

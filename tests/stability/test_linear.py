@@ -41,7 +41,22 @@ def test_matrices_equal_matrices_by_hand(name):
     np.testing.assert_allclose(found.gradient, gradient, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("tx", [optax.adam(1e-3), optax.sign_sgd(0.1)])
+def clipped(clip, **options):
+    return optax.chain(clip, optax.sgd(0.1, **options))
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adam(1e-3),
+        optax.sign_sgd(0.1),
+        *(clipped(optax.clip(most)) for most in (1e-12, 0.5, 1.0, 1e6, 1e20)),
+        clipped(optax.clip_by_global_norm(0.5)),
+        clipped(optax.clip_by_global_norm(100.0), momentum=0.9),
+        clipped(optax.adaptive_grad_clip(100.0)),
+        optax.chain(optax.sgd(0.1), optax.keep_params_nonnegative()),
+    ],
+)
 def test_nonlinear_optimizer_is_refused(tx):
     with pytest.raises(ValueError, match="must be linear in its gradients"):
         max_curvature(tx, 2)

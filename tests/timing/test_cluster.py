@@ -1,13 +1,27 @@
 """Tests a cluster: the speeds of its codecs, and the numbers that it refuses."""
 
+import json
 import math
 import re
 
+import numpy as np
 import pytest
 
-from pipejax.timing import Cluster, CodecSpeed, Link, Shares
+from pipejax.timing import Cluster, CodecSpeed, Compute, Link, Shares, as_json
 
 LINK = Link(1e-4, 62.5e6)
+
+
+def test_numbers_of_numpy_are_numbers():
+    """They become numbers of Python, which JSON has."""
+    link = Link(np.float32(0.5), np.int32(2**30))
+    found = Cluster(
+        np.int64(2), link, shares=Shares(np.float16(0.5)), reduction=np.float32(2)
+    )
+    assert found == Cluster(2, Link(0.5, 2**30), shares=Shares(0.5), reduction=2)
+    assert json.loads(json.dumps(as_json(found)))["link"]["latency"] == 0.5
+    assert Compute(np.float32(0.5), 1) == Compute(0.5, 1)
+    assert CodecSpeed(np.float32(2), np.inf) == CodecSpeed(2)
 
 
 def test_omitted_speeds_cost_no_time():

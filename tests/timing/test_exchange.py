@@ -1,6 +1,8 @@
 """Tests durations of exchanges against the paper's closed forms, and between hosts."""
 
 import dataclasses
+import functools
+import itertools
 import math
 import re
 
@@ -121,6 +123,10 @@ def test_wire_time_grows_with_the_share_of_the_link(algorithm, p, factor):
         (
             lambda: duration(HOSTS, flat(HOSTS, "ring", 4), "int8"),
             "`codec` must be one of the cluster's codecs, []; got 'int8'",
+        ),
+        *(
+            (functools.partial(f, HOSTS, "ring", n), "`n` must be a whole number of el")
+            for f, n in itertools.product((flat, hierarchical), (0, -5, 1.5, math.nan))
         ),
     ],
 )

@@ -1,7 +1,5 @@
 """Tests step times in closed form."""
 
-import math
-
 import pytest
 
 from pipejax import timing
@@ -49,58 +47,10 @@ def test_buckets_must_be_a_positive_whole_number(buckets):
         timing.synchronous_step_time(Compute.of(0.1), Duration(0, 0, 0, 0, 0), buckets)
 
 
-def test_ceilings_are_2_and_four_thirds():
-    """The ceilings are 2 over D-Sync, and 4/3 over D-Sync that overlaps."""
-    compute = Compute.of(3.0)
-    assert timing.ceilings(compute, exchange(3.0))["synchronous"] == 2
-    assert math.isclose(timing.ceilings(compute, exchange(3.0))["overlapped"], 4 / 3)
-    for seconds in (0.1, 1.0, 2.0, 2.9, 3.1, 4.0, 30.0):
-        found = timing.ceilings(compute, exchange(seconds))
-        assert 1 <= found["overlapped"] <= 4 / 3
-        assert found["overlapped"] <= found["synchronous"] < 2
-
-
 def test_codec_adds_to_compute_on_one_core():
     comm = exchange(3.0, computed=1.0)
     assert timing.pipelined_step_time(COMPUTE, comm) == 4.0
     assert timing.pipelined_step_time(COMPUTE, comm, one_core=True) == 5.0
-
-
-@pytest.mark.parametrize("weight_prediction", [True, False])
-@pytest.mark.parametrize("one_core", [True, False])
-@pytest.mark.parametrize("width", [2, 3])
-@pytest.mark.parametrize("seconds", [1.0, 4.0, 30.0])
-def test_batch_size_found_by_batch_to_hide_just_hides_the_exchange(
-    seconds, width, one_core, weight_prediction
-):
-    """Below this batch size a step takes the exchange's time, above it more."""
-    comm = exchange(seconds, computed=0.25)
-
-    def step(times):
-        compute = Compute(times * 1.0, times * 2.0, 0.5)
-        return timing.pipelined_step_time(
-            compute,
-            comm,
-            width,
-            one_core=one_core,
-            weight_prediction=weight_prediction,
-        )
-
-    low, high = 0.0, 100.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if step(middle) <= seconds else (low, middle)
-    found = timing.batch_to_hide(
-        COMPUTE, comm, width, one_core=one_core, weight_prediction=weight_prediction
-    )
-    assert math.isclose(found, low, abs_tol=1e-9)
-
-
-def test_batch_to_hide_may_be_zero_or_infinite():
-    assert timing.batch_to_hide(COMPUTE, exchange(0.1)) == 0
-    assert timing.batch_to_hide(Compute(0.0, 0.0), exchange(1.0)) == math.inf
-    with pytest.raises(ValueError, match="`width` must be a whole number of at least"):
-        timing.batch_to_hide(COMPUTE, exchange(1.0), 1)
 
 
 @pytest.mark.parametrize("width", [0, -1, 1.5, True])

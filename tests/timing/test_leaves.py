@@ -20,3 +20,8 @@ def test_square_leaves_hold_all_elements_and_none_is_empty(elements):
     sizes = [math.prod(shape) for shape in timing.square_leaves(elements)]
     assert sum(sizes) == elements
     assert min(sizes) > 0
+
+
+def test_leaves_of_a_gradient_without_elements_are_refused():
+    with pytest.raises(ValueError, match=r"^`elements` must be a whole number of elem"):
+        timing.square_leaves(0)

@@ -46,7 +46,7 @@ def test_local_steps_have_one_bucket():
 
 def test_fast_exchange_is_hidden_by_one_step():
     _, found = ways(elements=1_000)
-    assert found[0].config[-2:] == (1, 1)
+    assert (found[0].config.sync_every, found[0].config.overlap_steps) == (1, 1)
 
 
 def test_compute_without_time_is_refused():

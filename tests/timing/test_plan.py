@@ -221,6 +221,29 @@ def test_baseline_in_bfloat16_sends_half_of_the_bytes():
     assert found[0].overlapped == half[0].overlapped
 
 
+@pytest.mark.parametrize("elements", [0, -5, 1.5])
+def test_gradient_without_whole_elements_is_refused(elements):
+    says = f"^`elements` must be a whole number of elements above 0; got {elements}"
+    with pytest.raises(ValueError, match=says):
+        timing.plan(CLUSTER, elements, Compute.of(0.1))
+    with pytest.raises(ValueError, match=says):
+        timing.scaling(
+            CLUSTER, timing.TrainConfig(2, "ring"), elements, Compute.of(0.1)
+        )
+
+
+@pytest.mark.parametrize("change", [{"buckets": (0,)}, {"buckets": (1.5,)}])
+def test_gradient_in_no_whole_number_of_buckets_is_refused(change):
+    with pytest.raises(ValueError, match=r"^`buckets` must be a whole number above 0"):
+        timing.plan(CLUSTER, N, Compute.of(0.1), **change)
+
+
+def test_scaling_without_compute_is_refused():
+    way = timing.TrainConfig(2, "ring")
+    with pytest.raises(ValueError, match=r"^`compute` must take time, of which the"):
+        timing.scaling(CLUSTER, way, 1000, Compute.of(0.0), hosts=(1,))
+
+
 @pytest.mark.parametrize("value", [0, 5, 2.0, "bf16"])
 def test_baseline_of_impossible_size_is_refused(value):
     with pytest.raises(ValueError, match=r"^`baseline_bytes` must be a whole number"):

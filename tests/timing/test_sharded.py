@@ -25,6 +25,19 @@ def test_traffic_inside_a_host_equals_numbers_by_hand():
     assert fsdp(Cluster(4, Link(0.0, 1e9)), 10**6) == (0, 0)
 
 
+@pytest.mark.parametrize("elements", [0, -100, 1.5, float("nan")])
+def test_model_without_whole_elements_is_refused(elements):
+    says = f"^`elements` must be a whole number of elements above 0; got {elements}"
+    with pytest.raises(ValueError, match=says):
+        fsdp(CLUSTER, elements)
+
+
+@pytest.mark.parametrize("itemsize", [0, -4, float("nan"), "2"])
+def test_elements_without_bytes_are_refused(itemsize):
+    with pytest.raises(ValueError, match=r"^`itemsize` must be a finite number of byt"):
+        fsdp(CLUSTER, 100, itemsize)
+
+
 def test_shards_use_their_share_of_the_link_between_hosts():
     """The bytes on a host's link are those of a host that has one device."""
     one = Cluster(4, Link(50e-6, 1e9))

@@ -130,6 +130,23 @@ def test_too_few_steps_or_widths_are_refused(width, steps):
         timing.simulate(cluster(2), Workload(0.1, 10), width, steps)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seconds": -1}, "`seconds` must be at least 0 seconds and finite; got -1"),
+        ({"seconds": math.nan}, "`seconds` must be at least 0 seconds and finite"),
+        ({"elements": -3}, "`elements` must be a whole number of elements above 0"),
+        ({"jitter": -1}, "`jitter` must be from 0 to 2, got -1"),
+        ({"jitter": 1e3}, "`jitter` must be from 0 to 2, got 1000"),
+        ({"slow": (1, 1, 1, -1)}, "`slow` must have finite factors of at least 0, got"),
+        ({"slow": (1, math.inf)}, "`slow` must have finite factors of at least 0, got"),
+    ],
+)
+def test_impossible_work_is_refused(change, says):
+    with pytest.raises(ValueError, match=f"^{says}"):
+        dataclasses.replace(Workload(0.2, 1000), **change)
+
+
 def test_slow_must_have_one_number_for_each_device():
     work = Workload(0.1, 10, slow=(1,))
     with pytest.raises(ValueError, match="`slow` must have one number for each of 2"):

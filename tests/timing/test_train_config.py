@@ -73,6 +73,11 @@ def test_levels_send_a_share_of_the_vector_between_hosts():
         (TrainConfig(1, "psum", buckets=2), False, 1.23),
         # The exchange takes longer than 0.36: 0.33 and an update for the prediction.
         (TrainConfig(2, "psum"), False, 0.5),
+        # Half of the exchange takes longer than both passes, and each of two devices
+        # updates for 0.03.
+        (TrainConfig(2, "psum", shard_optimizer=True), False, 0.25 + 0.25 + 0.03),
+        (TrainConfig(2, "psum", shard_optimizer=True), True, 0.56),
+        (TrainConfig(1, "psum", shard_optimizer=True), False, 0.83),
         # The exchange is hidden if 0.2 of it runs on the model's core.
         (TrainConfig(2, "psum"), True, 0.56),
     ],
