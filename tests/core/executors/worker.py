@@ -516,7 +516,10 @@ def of_snapshots(name):
 TASKS = {
     **{
         name: of_snapshots(name)
-        for name in ("trained", "differing_extras", "closed", "failing_copy")
+        for name in (
+            *("trained", "rolled_back"),
+            *("differing_extras", "closed", "failing_copy"),
+        )
     },
     "rank": jax.process_index,
     "stateful": stateful,
