@@ -77,6 +77,31 @@ def test_jax_switches_change_no_bit(switch, executor, all_reduce, width):
     assert_bits_equal(got, wanted)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reduce_dtype": jnp.bfloat16},
+        {
+            "shard_optimizer": True,
+            "compute_dtype": jnp.bfloat16,
+            "gather_codec": codecs.int4(),
+        },
+    ],
+)
+def test_strict_promotion_changes_no_bit_of_narrow_dtypes(settings):
+    def run():
+        mesh, sgd = pj.data_mesh(4), optax.sgd(0.1, momentum=0.9)
+        train = pj.make_train_step(loss_fn, sgd, mesh=mesh, **settings)
+        state = train.init(init_params())
+        for batch in batches(STEPS):
+            state, _ = train.step(state, batch)
+        return jax.device_get(train.drain(state)[0].params)
+
+    wanted = run()
+    with switched(*SWITCHES["strict promotion"]):
+        assert_bits_equal(run(), wanted)
+
+
 ROUNDS = {
     "late": {"sync_every": 3, "overlap_steps": 2},
     "at once": {"sync_every": 2, "overlap_steps": 0},
