@@ -49,7 +49,7 @@ def test_optimizer_of_single_elements_suits_chunks(outer_tx):
         optax.scale_by_factored_rms(),
     ],
 )
-def test_optimizer_that_depends_on_names_or_shapes_is_refused(outer_tx):
+def test_optimizer_depending_on_names_or_shapes_is_refused(outer_tx):
     with pytest.raises(ValueError, match="`outer_tx` must treat all parameters alike"):
         check_outer(outer_tx)
 
@@ -63,7 +63,7 @@ def test_optimizer_that_depends_on_names_or_shapes_is_refused(outer_tx):
         (optax.lookahead(SGD, 2, 0.5), "AttributeError: .*'fast'"),
     ],
 )
-def test_optimizer_that_cannot_update_chunks_is_refused(outer_tx, error):
+def test_optimizer_unable_to_update_chunks_is_refused(outer_tx, error):
     message = f"`outer_tx` must update arrays of any names .* raises {error}.* Choose"
     with pytest.raises(ValueError, match=message):
         check_outer(outer_tx)

@@ -76,7 +76,7 @@ def test_numpy_mean_of_infos_with_a_missing_loss_is_nan():
     assert np.isnan(np.mean([info.loss for info in infos]))
 
 
-def test_infos_that_a_scan_stacks_have_the_mean_of_a_list():
+def test_infos_stacked_by_a_scan_have_the_mean_of_a_list():
     train = pj.make_train_step(with_metric, optax.sgd(0.1), mesh=pj.data_mesh(4))
     data = batches(4)
     state = train.init(init_params(), batch=data[0])
