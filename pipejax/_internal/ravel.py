@@ -23,6 +23,12 @@ def working_dtype(dtype: DTypeLike) -> np.dtype:
     return np.dtype("float64" if jnp.dtype(dtype) == "float64" else "float32")
 
 
+def promoted(a: DTypeLike, b: DTypeLike) -> np.dtype:
+    """Returns the dtype that holds both, also where JAX must promote nothing itself."""
+    with jax.numpy_dtype_promotion("standard"):
+        return np.dtype(jnp.promote_types(a, b))
+
+
 def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
     """Joins the elements of arrays into one vector.
 

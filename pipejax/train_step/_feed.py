@@ -68,7 +68,9 @@ def global_batch(local: Any, data: NamedSharding) -> Tree:
             " of lists, and give what is no example to `train.step` as `shared`."
         )
     make = functools.partial(jax.make_array_from_process_local_data, data)
-    return jax.tree.map(functools.partial(as_numbers, make), local)
+    # With several processes, JAX does not take this for a transfer that is asked for.
+    with jax.transfer_guard("allow"):
+        return jax.tree.map(functools.partial(as_numbers, make), local)
 
 
 def _own_copy(path: Any, leaf: Leaf) -> Any:

@@ -137,8 +137,8 @@ class LocalTrainStep:
 
         Raises:
           ValueError: If the batch does not divide, if an array of `shared` is split
-            over the groups, or if the state is of a local step with other rounds or
-            groups.
+            over the groups, if the state is of a local step with other rounds or
+            groups, or if the call is inside `jax.jit` or another transformation.
         """
         self.rounds.check(state)
         check_overwritten(shared, state, donate=self._config.donate)

@@ -80,8 +80,9 @@ def make_local_step(
         devices at one place along `axis_name` are a group, whose compute XLA splits:
         they divide the batch, or shard the model (docs/local_steps.md).
       outer_tx: The outer optimizer, which works element by element, such as
-        `optax.sgd(0.7, momentum=0.9, nesterov=True)`. `None` is the mean of the groups,
-        `optax.sgd(1.0)`.
+        `optax.sgd(0.7, momentum=0.9, nesterov=True)`. It is given vectors named by
+        their dtypes, so that it cannot tell parameters apart by name or shape. `None`
+        is the mean of the groups, `optax.sgd(1.0)`.
       sync_every: Number of steps H of a round, at least 1. "auto" takes as many as hide
         an exchange: `train.init` times both. Checkpoints keep the number.
       overlap_steps: Number of steps V of a round that hide its exchange, from 0 to H.

@@ -122,8 +122,7 @@ def _copied(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
             return jax.device_put(own, sharding)
         # `jax.device_put` would compare the processes' arrays in every step.
         own = np.array(own)
-        return jax.make_array_from_callback(
-            own.shape, sharding, lambda index: own[index]
-        )
+        parts = [jax.device_put(own, x) for x in sharding.addressable_devices]
+        return jax.make_array_from_single_device_arrays(own.shape, sharding, parts)
 
     return as_numbers(make, leaf)

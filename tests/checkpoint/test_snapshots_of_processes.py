@@ -74,6 +74,10 @@ def test_job_continues_after_one_fault_after_the_other(group, undisturbed, tmp_p
     assert group.ask("trained", tmp_path, 6) == [[5, undisturbed]] * 2
 
 
+def test_processes_go_back_to_the_same_snapshot(group, tmp_path):
+    assert group.ask("rolled_back", tmp_path) == [[[4, 0], [3, 0]]] * 2
+
+
 def test_snapshot_with_differing_extras_does_not_count(group, tmp_path):
     assert group.ask("differing_extras", tmp_path) == [None, None]
 

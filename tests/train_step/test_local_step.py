@@ -223,6 +223,21 @@ def test_donated_state_is_refused_and_has_no_parameters():
         assert state.params
 
 
+@pytest.mark.parametrize("settings", [{}, {"executor": "host"}, {"warmup_steps": 1}])
+def test_traced_local_steps_are_refused(settings):
+    train, (batch,) = made(loss_fn, **settings), batches(1)
+    state = train.init(init_params())
+    message = "`state` of local steps must not be used inside jit, scan or eval_shape"
+    for call in (
+        lambda: jax.jit(train.step)(state, batch),
+        lambda: jax.eval_shape(functools.partial(train.step, state), batch),
+        lambda: jax.lax.scan(lambda s, _: train.step(s, batch), state, length=2),
+        lambda: jax.jit(train.drain)(state),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 @pytest.mark.parametrize("axes", [("data",), ("data", "fsdp")])
 def test_params_have_the_axis_types_of_the_mesh(axes):
     def with_state(params, batch, *, model_state):

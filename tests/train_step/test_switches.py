@@ -77,6 +77,89 @@ def test_jax_switches_change_no_bit(switch, executor, all_reduce, width):
     assert_bits_equal(got, wanted)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reduce_dtype": jnp.bfloat16},
+        {
+            "shard_optimizer": True,
+            "compute_dtype": jnp.bfloat16,
+            "gather_codec": codecs.int4(),
+        },
+    ],
+)
+def test_strict_promotion_changes_no_bit_of_narrow_dtypes(settings):
+    def run():
+        mesh, sgd = pj.data_mesh(4), optax.sgd(0.1, momentum=0.9)
+        train = pj.make_train_step(loss_fn, sgd, mesh=mesh, **settings)
+        state = train.init(init_params())
+        for batch in batches(STEPS):
+            state, _ = train.step(state, batch)
+        return jax.device_get(train.drain(state)[0].params)
+
+    wanted = run()
+    with switched(*SWITCHES["strict promotion"]):
+        assert_bits_equal(run(), wanted)
+
+
+ROUNDS = {
+    "late": {"sync_every": 3, "overlap_steps": 2},
+    "at once": {"sync_every": 2, "overlap_steps": 0},
+}
+
+
+def trained_alone(rounds="late", executor="fused", names=("data",)):
+    """Returns the end of a run of local steps, and its reports.
+
+    With two `names`, a group has two devices.
+    """
+    mesh = pj.data_mesh(4, axis_name=names, hosts=2 if names[1:] else None)
+    train = pj.make_local_step(
+        noisy,
+        optax.sgd(0.1, momentum=0.9),
+        mesh=mesh,
+        axis_name=names[0],
+        outer_tx=optax.sgd(0.7, momentum=0.9),
+        warmup_steps=1,
+        executor=executor,
+        all_reduce=ALL_REDUCES["fed back"],
+        donate=True,
+        **ROUNDS[rounds],
+    )
+    place = NamedSharding(mesh, P(names))
+    data = [jax.device_put(batch, place) for batch in batches(6)]
+    shared = {"scale": np.float32(0.1)}
+    model_state = {"mean": np.ones(2, np.float32), "n": np.int32(3)}
+    given = {"model_state": model_state, "rng": KEY, "shared": shared}
+    state, infos = train.init(init_params(), batch=data[0], **given), []
+    for batch in data:
+        state, info = train.step(state, batch, shared)
+        infos.append(info)
+    state, reports = train.drain(state)
+    found = state.params, state.model_state, state.opt_state, state.step
+    return jax.device_get((found, infos, reports))
+
+
+alone_unswitched = functools.cache(trained_alone)
+
+
+@grid(
+    1,
+    switch=list(SWITCHES),
+    executor=["fused", "host"],
+    rounds=list(ROUNDS),
+    names=[("host", "device"), ("data",)],
+)
+def test_jax_switches_change_no_bit_of_local_steps(switch, executor, rounds, names):
+    settings = {"executor": executor, "rounds": rounds, "names": names}
+    wanted = alone_unswitched(**settings)
+    with switched(*SWITCHES[switch]):
+        got = trained_alone(**settings)
+    if switch == "debug nans":  # what has not arrived is then 0 in place of NaN
+        wanted = jax.tree.map(np.nan_to_num, wanted)
+    assert_bits_equal(got, wanted)
+
+
 @pytest.mark.parametrize("executor", each(["fused", "host"], full=["host"]))
 @pytest.mark.parametrize("mesh", each(["auto", "explicit"], full=["auto"]))
 def test_set_mesh_with_explicit_axes_changes_no_bit(executor, mesh):

@@ -15,6 +15,7 @@ from ._optimizer import check_kept_form as check_kept_form
 from ._optimizer import check_opt_state as check_opt_state
 from ._optimizer import check_optimizer as check_optimizer
 from ._optimizer import opt_state_difference as opt_state_difference
+from ._outer import check_outer as check_outer
 from ._settings import check_all_reduce as check_all_reduce
 from ._settings import check_at_once as check_at_once
 from ._settings import check_axis_name as check_axis_name
@@ -26,7 +27,6 @@ from ._settings import check_floating as check_floating
 from ._settings import check_gather_codec as check_gather_codec
 from ._settings import check_mesh as check_mesh
 from ._settings import check_of_chunks as check_of_chunks
-from ._settings import check_outer as check_outer
 from ._settings import check_prediction as check_prediction
 from ._settings import check_sharded_optimizer as check_sharded_optimizer
 from ._settings import check_tx as check_tx

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from pipejax._core.prediction import has_sums, kind_of
 from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName, axes, is_attached, size_along
 from pipejax.codecs import Codec, Linear
@@ -194,29 +193,6 @@ def check_tx(tx: Any, name: str = "tx") -> Any:
             f" `update`; got {type(tx).__name__}. For example optax.sgd(0.1)."
         )
     return tx
-
-
-def check_outer(outer_tx: Any) -> Any:
-    """Returns `outer_tx`; raises a `ValueError` unless it works element by element."""
-    check_tx(outer_tx, "outer_tx")
-    # A chunk is a vector. The matrix finds optimizers that would treat vectors in
-    # another way than the matrices which a chunk is from.
-    chunk = {"float32": jax.ShapeDtypeStruct((2, 8), jnp.float32)}
-
-    def update(gradients: Any, state: Any, params: Any, loss: Any) -> Any:
-        del loss
-        return outer_tx.update(gradients, state, params)
-
-    state = jax.eval_shape(outer_tx.init, chunk)
-    mixes = kind_of(update, chunk, state, 1).name == "mixing"
-    if mixes or has_sums(update, chunk, state, chunk, None):
-        raise ValueError(
-            "`outer_tx` must work element by element, since it is given a chunk of the"
-            " parameters at a time; got one that mixes elements, or sums over them, as"
-            " clipping by a norm does. Choose optax.sgd, with or without momentum, or"
-            " optax.adam."
-        )
-    return outer_tx
 
 
 def check_axis_name(axis_name: Any) -> AxisName:

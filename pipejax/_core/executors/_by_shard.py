@@ -33,7 +33,7 @@ def exchange_by_shard(
     mesh, axis = config.mesh, config.axis_name
     meshes, own = _by_shard(mesh, axis), P(axis)
     inner = {name: mesh.shape[name] for name in inner_axes(mesh, axis)}
-    placed = [flags(place) for place in meshes]
+    placed = [placed_once(place) for place in meshes]
 
     @functools.cache
     def programs(sets: tuple[tuple[int, ...], ...]) -> list[Any]:
@@ -73,14 +73,14 @@ def exchange_by_shard(
     return exchange
 
 
-def flags(mesh: Mesh) -> Callable[[Valid], Valid]:
-    """Returns a function that places flags on a mesh, without a collective.
+def placed_once(mesh: Mesh) -> Callable[[Any], Any]:
+    """Returns a function that places the numbers of a pytree, without a collective.
 
-    Each of the two values is placed once. An argument of a program would be copied to
-    the devices in every step, which a transfer guard forbids.
+    Each value is placed once. An argument of a program would be copied to the devices
+    in every step, which a transfer guard forbids.
     """
     placed = functools.cache(functools.partial(_number, NamedSharding(mesh, P())))
-    return lambda valid: jax.tree.map(placed, valid)
+    return lambda numbers: jax.tree.map(placed, numbers)
 
 
 def _number(sharding: Sharding, value: Any) -> jax.Array:

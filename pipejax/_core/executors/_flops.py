@@ -25,9 +25,9 @@ def flops_of(equation: JaxprEqn) -> float:
         lhs = equation.invars[0].aval.shape
         return 2 * _size(equation.outvars[0]) * math.prod(lhs[i] for i in contracted)
     if name == "conv_general_dilated":
-        out_features = params["dimension_numbers"].rhs_spec[0]
+        _, *others = params["dimension_numbers"].rhs_spec  # without output features
         kernel = equation.invars[1].aval.shape
-        taps = math.prod(kernel) / kernel[out_features]
+        taps = math.prod(kernel[axis] for axis in others)
         return 2 * _size(equation.outvars[0]) * taps
     inner = [sum(map(flops_of, jaxpr.eqns)) for jaxpr in _jaxprs(params)]
     if name == "cond":

@@ -87,6 +87,7 @@ class HostRounds:
         assert moves.due is not None
         # The codec states lie where the thread sums, which may be other devices.
         states, due = moves.due.codec_states, moves.due._replace(codec_states=())
+        reads = self.config.placed(reads)
         sent = self._sent[kind](moves._replace(due=due), reads)
         message = self.config.message(sent.chunk, sent.passengers, reads.form)
         summed = submit(self._sum, None, message, states, valid_at_once())

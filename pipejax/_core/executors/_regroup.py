@@ -33,6 +33,7 @@ from pipejax._core.rounds import (
     mean_of_groups,
     moved,
     points_of,
+    refused_after,
 )
 from pipejax._core.step import Common
 from pipejax._internal.shards import constrained
@@ -120,12 +121,12 @@ def _exchanged(
         last = number + 1 == form.chunks
         message = config.message(_total(chunk), total if last else None, form)
         reduced = Reduced.of(message, jnp.array(True))
-        due = ChunkState(anchor, outer, refused, ())
+        due = ChunkState(anchor, outer, ())
         # The correction of a group is not needed: all begin anew at the anchor.
         due, _ = arrived(config.outer_tx, due, message.gradients, reduced, groups)
         anchors.append(due.anchor)
         outers.append(due.outer)
-        refused = due.refused
+        refused = refused_after(refused, reduced)
     own = _row(local.model_state, 0), sent[0].changes
     agreed, _ = agreed_on(shared.model_state, *own, reduced, groups)
     values = reduced.sum.passengers.values

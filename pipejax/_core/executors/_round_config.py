@@ -1,6 +1,8 @@
 """The rounds of local steps as static configuration, and the work of one group."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,15 +29,17 @@ from pipejax._core.rounds import (
     message_of,
     moved,
     points_of,
+    refused_after,
     reporting,
 )
 from pipejax._core.step import Common, Inputs, info_of
-from pipejax._internal.mesh import inner_axes
+from pipejax._internal.mesh import auto_mesh, inner_axes
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.shards import UNSHARDED, Shards
 from pipejax._internal.structures import merged
 from pipejax._internal.types import ModelState, Tree
 
+from ._by_shard import placed_once
 from ._config import StepConfig
 
 
@@ -84,12 +88,15 @@ class RoundReads(NamedTuple):
 
     Attributes:
       number: The place of the chunk that is exchanged, or `None`.
+      refused: The number of chunks so far that were left out, or `None`. Reports hold
+        the same array, which no step may overwrite.
       steps: The number of steps in `Moves.reported`, or `None` if nothing is reported.
       agreed: The model state that all groups agree on, or `None`.
       form: The form of what groups train. It has no leaves.
     """
 
     number: ArrayLike | None
+    refused: jax.Array | None
     steps: ArrayLike | None
     agreed: ModelState
     form: Form
@@ -127,12 +134,14 @@ class Outcome(NamedTuple):
     Attributes:
       model: The model of the group, or `None` if it has not moved.
       due: The chunk after its exchange, or `None`.
+      refused: The number of chunks so far that were left out, or `None`.
       agreed: The model state that all groups agree on next, if a round is reported.
       arrival: The report of a round, or `None`.
     """
 
     model: GroupModel | None = None
     due: ChunkState | None = None
+    refused: jax.Array | None = None
     agreed: ModelState = None
     arrival: Arrival | None = None
 
@@ -189,9 +198,20 @@ class RoundConfig:
         chunk = difference(form, moves.due.anchor, local.trainable.params, reads.number)
         if not kind.reports:
             return SentChunk(chunk, None)
-        report = jax.tree.map(lambda x: x / reads.steps, moves.reported)
+        report = jax.tree.map(
+            lambda x: x / jnp.asarray(reads.steps, x.dtype), moves.reported
+        )
         changes = changes_of(form, local.model_state, reads.agreed)
         return SentChunk(chunk, RoundPassengers(report, changes))
+
+    def placed(self, reads: RoundReads) -> RoundReads:
+        """Returns what a step reads, with its numbers on the mesh."""
+        number, steps = self._placed_once((reads.number, reads.steps))
+        return reads._replace(number=number, steps=steps)
+
+    @functools.cached_property
+    def _placed_once(self) -> Callable[[Any], Any]:
+        return placed_once(auto_mesh(self.inner.mesh))
 
     def train(
         self, kind: StepKind, local: Common, reported: Passengers, inputs: Inputs
@@ -219,6 +239,7 @@ class RoundConfig:
         """
         groups = self.inner.devices
         assert reads.number is not None
+        assert reads.refused is not None
         before, own, points = alone(model)
         due, correction = arrived(self.outer_tx, due, sent.chunk, reduced, groups)
         params = reads.form.added(before, correction, reads.number)
@@ -226,13 +247,14 @@ class RoundConfig:
             zeros = jax.tree.map(jnp.zeros_like, before)
             change = reads.form.added(zeros, correction, reads.number)
             points = moved(points, before, change)
+        refused = refused_after(reads.refused, reduced)
         if sent.passengers is None:
-            return Outcome(stacked(GroupModel(params, own, points)), due)
+            return Outcome(stacked(GroupModel(params, own, points)), due, refused)
         report, changes = sent.passengers
         agreed, own = agreed_on(reads.agreed, own, changes, reduced, groups)
-        arrival = self.arrival(reduced.sum.passengers.values, report, due.refused)
+        arrival = self.arrival(reduced.sum.passengers.values, report, refused)
         model = stacked(GroupModel(params, own, points))
-        return Outcome(model, due, agreed, arrival)
+        return Outcome(model, due, refused, agreed, arrival)
 
     def model_of(self, local: Common, form: Form) -> GroupModel:
         """Returns the part of what a group trains that a round moves."""
@@ -267,12 +289,12 @@ class RoundConfig:
         """Returns how arguments and results are split over groups."""
         whole: Any = P()
         own: Any = P(self.inner.axis_name)
-        due = ChunkState(whole, whole, whole, own) if kind.exchanges else None
+        due = ChunkState(whole, whole, own) if kind.exchanges else None
         return (
             Moves(own, own, due),
-            RoundReads(whole, whole, whole, whole),
+            RoundReads(whole, whole, whole, whole, whole),
             Trained(own, own, own, whole),
-            Outcome(own, due, whole, whole),
+            Outcome(own, due, whole, whole, whole),
         )
 
 

@@ -21,7 +21,7 @@ from pipejax._core.rounds import (
     at_agreed,
 )
 from pipejax._core.step import Common, Inputs, check_not_donated
-from pipejax._internal.mesh import inner_axes
+from pipejax._internal.mesh import inner_axes, is_traced
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.types import ModelState
 
@@ -153,6 +153,7 @@ class Rounds:
                 "`state` must be the pj.LocalState that `train.init` returned, got"
                 f" {type(state).__name__}."
             )
+        _check_untraced()
         check_not_donated(state)
         config = self.config
         mesh, axis = config.inner.mesh, config.inner.axis_name
@@ -222,6 +223,16 @@ class Rounds:
         return jax.jit(config.on_mesh(local, (P(), own), own))
 
 
+def _check_untraced() -> None:
+    if is_traced():
+        raise ValueError(
+            "`state` of local steps must not be used inside jit, scan or eval_shape:"
+            " its place in a round says, on the host, which program runs; got a call"
+            " that is traced. Call `train.step` and `train.drain` outside. They compile"
+            " their programs themselves."
+        )
+
+
 def _kind(state: LocalState, number: int | None) -> StepKind:
     """Returns the kind of a step with this chunk, or with none, beside it."""
     kind = StepKind.of(number, state.shared.form.chunks)
@@ -238,11 +249,11 @@ def parted(
         due = ChunkState(
             anchor=shared.anchor[number],
             outer=shared.outer[number],
-            refused=shared.refused,
             codec_states=own.codec_states[number],
         )
     reads = RoundReads(
         number=None if number is None else np.int32(number),
+        refused=None if number is None else shared.refused,
         steps=state.position.reported if kind.reports else None,
         agreed=shared.model_state if kind.reports else None,
         form=shared.form,
@@ -255,10 +266,11 @@ def _applied(state: LocalState, number: int | None, outcome: Outcome) -> LocalSt
     shared, own = state.shared, state.own
     if number is not None and outcome.due is not None:
         due = outcome.due
+        assert outcome.refused is not None
         shared = shared._replace(
             anchor=_with(shared.anchor, number, due.anchor),
             outer=_with(shared.outer, number, due.outer),
-            refused=due.refused,
+            refused=outcome.refused,
         )
         states = _with(own.codec_states, number, due.codec_states)
         own = own._replace(codec_states=states)

@@ -14,7 +14,7 @@ from pipejax._internal.mesh import on_mesh_by
 from pipejax._internal.types import CodecStates, Specs
 
 from ._by_copy import exchange_by_copy
-from ._by_shard import exchange_by_shard, flags, groups_in_processes
+from ._by_shard import exchange_by_shard, groups_in_processes, placed_once
 from ._config import StepConfig
 
 RunExchange = Callable[
@@ -76,7 +76,7 @@ def exchange_on_mesh(config: StepConfig) -> RunExchange:
         return Reduced(nothing, nothing, nothing, nothing, trained), nothing
 
     program = jax.jit(on_mesh_by(specs, local, config.mesh, config.axis_name, like))
-    placed = flags(config.mesh)
+    placed = placed_once(config.mesh)
 
     def exchange(
         trained: Trainable | None, message: Message, states: CodecStates, valid: Valid

@@ -95,7 +95,7 @@ def scan_operation(
             after = (*consts, *middle[:carried], *xs, *middle[carried:])
             return [part(start, k, reads, middle), part(k, stop, after, writes)]
 
-        work = flops_of(equation) * (stop - start) / length
+        work = flops_of(equation) * (stop - start) / max(length, 1)
         return TracedOperation(
             work, reads, writes, run, halves if stop - start > 1 else None
         )

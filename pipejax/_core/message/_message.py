@@ -21,7 +21,7 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax._internal.ravel import working_dtype
+from pipejax._internal.ravel import promoted, working_dtype
 from pipejax._internal.shards import UNSHARDED, Shards, constrained
 from pipejax._internal.types import Tree
 
@@ -161,7 +161,7 @@ def mean_as(sums: Tree, like: Tree, message: Message, devices: int) -> Tree:
             pair = total[..., 0], total[..., 1]
             return lax.complex(*(mean(each, part) for each in pair))
         total = total.reshape(y.shape)
-        wide = total.astype(jnp.promote_types(total.dtype, y.dtype))
+        wide = total.astype(promoted(total.dtype, y.dtype))
         return mean_of(wide, message, devices).astype(y.dtype)
 
     return jax.tree.map(one, like, sums)

@@ -131,7 +131,8 @@ def _of_group(
 
     def own(leaves: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
         finite, squares = _of_all(_at_once, leaves)
-        parts = jnp.append(squares / np.array(copies, np.float32), ~finite)
+        bad = (~finite).astype(jnp.float32)
+        parts = jnp.append(squares / np.array(copies, np.float32), bad)
         total = lax.psum(parts, inner)
         return total[-1] == 0, total[:-1]
 

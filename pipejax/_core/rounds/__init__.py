@@ -17,6 +17,7 @@ from ._round import check_report as check_report
 from ._round import difference as difference
 from ._round import inner_step as inner_step
 from ._round import message_of as message_of
+from ._round import refused_after as refused_after
 from ._round import reporting as reporting
 from ._round import synchronous_step as synchronous_step
 from ._state import GroupModel as GroupModel

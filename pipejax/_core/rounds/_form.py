@@ -111,10 +111,8 @@ class Form:
         """Undoes `chunked`, outside of the programs of groups, also of shapes."""
         if _has_shapes(chunks):
             found = jax.tree.unflatten(self.structure, self.leaves)
-        elif self.specs:
-            found = self._params(tuple(chunks))
         else:
-            found = self.whole(chunks)
+            found = self._params(tuple(chunks))
         return self.typed(found, self.specs)
 
     @without_mesh()
@@ -150,6 +148,8 @@ class Form:
 
     @functools.cached_property
     def _params(self) -> jax.stages.Wrapped:
+        if not self.specs:
+            return jax.jit(self.whole)
         return jax.jit(on_mesh(self.whole, self.mesh, P(), P(), self.axis_name))
 
 

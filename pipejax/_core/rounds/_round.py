@@ -51,13 +51,11 @@ class ChunkState(NamedTuple):
     Attributes:
       anchor: The chunk of the anchor.
       outer: The state of the outer optimizer for this chunk.
-      refused: The number of chunks so far that were left out.
       codec_states: What the codecs keep of this chunk.
     """
 
     anchor: Chunk
     outer: optax.OptState
-    refused: jax.Array
     codec_states: CodecStates
 
 
@@ -102,8 +100,8 @@ def arrived(
 ) -> tuple[ChunkState, Chunk]:
     """Applies the mean of a chunk to the anchor.
 
-    A chunk that is not finite is left out by all groups alike, and counted: it moves
-    nothing, and its difference stays for the next round.
+    A chunk that is not finite is left out by all groups alike: it moves nothing, and
+    its difference stays for the next round.
 
     Args:
       outer_tx: The outer optimizer.
@@ -127,11 +125,15 @@ def arrived(
         lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
     )
     outer = jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, state.outer)
-    refused = state.refused + ~keep
-    due = state._replace(anchor=after, outer=outer, refused=refused)
+    due = state._replace(anchor=after, outer=outer)
     # Otherwise, XLA computes the correction again for each array that it moves, and
     # keeps all that it is made of.
     return as_numbers(lax.optimization_barrier, (due, correction))
+
+
+def refused_after(refused: jax.Array, reduced: Reduced) -> jax.Array:
+    """Returns the number of chunks that were left out, after one more has arrived."""
+    return refused + (~reduced.finite).astype(jnp.int32)
 
 
 def message_of(chunk: Chunk, sent: RoundPassengers | None, shards: Shards) -> Message:

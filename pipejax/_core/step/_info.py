@@ -48,7 +48,7 @@ class StepInfo(NamedTuple):
     grad_norm: Scalar
 
 
-def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
+def mean_info(infos: Sequence[StepInfo] | StepInfo) -> StepInfo:
     r"""Averages loss and metrics over all infos that have arrived.
 
     Let `x_k` be the loss or a metric of info k, and `w_k` its weight. The mean over all
@@ -61,7 +61,8 @@ def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
     devices.
 
     Args:
-      infos: Infos that `train.step` and `train.drain` returned, at least one.
+      infos: Infos that `train.step` and `train.drain` returned, at least one. One info
+        may hold those of many steps, as `jax.lax.scan` stacks them.
 
     Returns:
       A `StepInfo` of NumPy scalars: the means of loss, metrics and `grad_norm` (NaN if
@@ -69,7 +70,7 @@ def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
       whether any step applied an update, and the last `skipped`.
 
     Raises:
-      ValueError: If `infos` is empty.
+      ValueError: If `infos` is empty, or holds a report of local steps.
 
     Examples:
       >>> from jax.numpy import nan
@@ -80,30 +81,46 @@ def mean_info(infos: Sequence[StepInfo]) -> StepInfo:
       >>> print(mean.loss, round(float(mean.metrics["accuracy"]), 3))
       1.25 0.65
     """
-    if not infos:
+    given = [infos] if isinstance(infos, StepInfo) else list(infos)
+    for info in given:
+        _check_info(info)
+    found = jax.tree.map(_in_a_row, *jax.device_get(given)) if given else None
+    if found is None or not found.arrived.size:
         raise ValueError("`infos` must hold at least one StepInfo, got none.")
-    found = jax.device_get(list(infos))
-    arrived = [info for info in found if info.arrived]
-    weights = np.array([info.weight for info in arrived], np.float64)
+    arrived = found.arrived.astype(bool)
+    weights = found.weight[arrived].astype(np.float64)
 
-    def mean(*values: Any) -> Any:
+    def mean(values: np.ndarray) -> Any:
         if not weights.any():
             return np.float32(np.nan)
-        return np.float32(np.average(values[: weights.size], weights=weights))
+        return np.float32(np.average(values[arrived], weights=weights))
 
     loss, metrics, norm = jax.tree.map(
-        mean,
-        *[(info.loss, info.metrics, info.grad_norm) for info in arrived or found[:1]],
+        mean, (found.loss, found.metrics, found.grad_norm)
     )
     return StepInfo(
         loss=loss,
         metrics=metrics,
         weight=np.float32(weights.sum()),
-        arrived=np.bool_(bool(arrived)),
-        applied=np.bool_(any(info.applied for info in found)),
-        skipped=found[-1].skipped,
+        arrived=arrived.any(),
+        applied=np.bool_(found.applied.any()),
+        skipped=found.skipped[-1],
         grad_norm=norm,
     )
+
+
+def _check_info(info: Any) -> None:
+    if not isinstance(info, StepInfo):
+        raise ValueError(
+            "`infos` must hold the StepInfo of steps and drains of pj.make_train_step,"
+            f" got {type(info).__name__}. A report of local steps does not say over how"
+            " many steps it is a mean: average `info.local_loss` over groups and steps."
+        )
+
+
+def _in_a_row(*values: Any) -> np.ndarray:
+    """Joins numbers, and arrays of numbers that a scan has stacked."""
+    return np.concatenate([np.ravel(value) for value in values])
 
 
 def info_of(reduced: Reduced, at_once: Reduced | None, devices: int) -> StepInfo:

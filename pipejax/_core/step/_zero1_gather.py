@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from pipejax._internal.ravel import promoted
 from pipejax._internal.shards import data_spec
 from pipejax._internal.types import Leaf
 from pipejax.collectives import AllReduce, ReduceScatterAllGather, on_own_shards, run
@@ -34,7 +35,7 @@ def sent_dtype(settings: Settings, leaf: Leaf) -> DTypeLike:
     dtype = gathered_dtype(settings, leaf)
     if settings.gather_codec is None:
         return dtype
-    return jnp.promote_types(dtype, jnp.float32)
+    return promoted(dtype, jnp.float32)
 
 
 def forms(
@@ -89,13 +90,15 @@ def difference(new: jax.Array, gathered: jax.Array) -> jax.Array:
     Both are in the dtype of gathered arrays: what this dtype cannot hold would stay in
     every difference, and hide smaller ones from the codec.
     """
-    wide = jnp.promote_types(gathered.dtype, jnp.float32)
-    return new.astype(wide) - _finite_or_zero(gathered)
+    wide = promoted(gathered.dtype, jnp.float32)
+    return new.astype(wide) - _finite_or_zero(gathered).astype(wide)
 
 
 def moved(gathered: jax.Array, by: jax.Array) -> jax.Array:
     """Returns a gathered array after a difference that was decoded."""
-    return (_finite_or_zero(gathered) + by).astype(gathered.dtype)
+    wide = promoted(gathered.dtype, by.dtype)
+    after = _finite_or_zero(gathered).astype(wide) + by.astype(wide)
+    return after.astype(gathered.dtype)
 
 
 def _finite_or_zero(x: jax.Array) -> jax.Array:

@@ -25,7 +25,10 @@ _ALIGNED = 64  # bytes
 
 
 class Moment(NamedTuple):
-    """A step of an attempt. A later attempt counts more than a later step."""
+    """A step of an attempt. A later attempt counts more than a later step.
+
+    An attempt begins when the job is started, and when it restores a state.
+    """
 
     attempt: int
     step: int
@@ -35,7 +38,7 @@ class Label(NamedTuple):
     """The state and the process that a file belongs to.
 
     Attributes:
-      attempt: How often the job had been started when the file was written.
+      attempt: The number of the attempt in which the file was written.
       step: The step of the state.
       rank: The process whose blocks these are.
       processes: The number of processes of the job.

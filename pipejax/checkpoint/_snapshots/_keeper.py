@@ -73,12 +73,19 @@ class Keeper:
         moments = [] if self._restored else [*sources(self.memory.catalogue)]
         return max(moments).step if moments else None
 
-    def restored(self, moment: Moment | None = None) -> None:
-        """Says that a state has been restored, and from which snapshot, if from one.
+    def list_own(self) -> None:
+        """Waits for the snapshot under way, and lists those that were made here too."""
+        if self._copies:
+            self.settle()
+            self.memory.list_again()
 
-        The files of the snapshot are kept until there is a newer one.
-        """
+    def restored(self) -> None:
+        """Says that a state has been restored. Later snapshots count more than all."""
         self._restored = True
+        self.memory.attempt += 1
+
+    def keep(self, moment: Moment) -> None:
+        """Keeps the files of a snapshot until there is a newer one."""
         for file in self.memory.catalogue[self.memory.rank]:
             if file.label.moment == moment:
                 self._slots[file.label.rank] = int(file.name.rpartition("-")[2])

@@ -31,8 +31,10 @@ class Memory:
       processes: The number of processes of the job.
       token: What process 0 has drawn for this opening. It is also the secret.
       fault: Why nothing can be written on some host, or an empty text.
-      catalogue: The files that were there, by the process that lists them.
-      attempt: How often the job has been started.
+      catalogue: The files that were there at the last listing, by the process that
+        lists them.
+      attempt: The number of this attempt, which begins with the start of the job, or
+        when it restores a state.
       holders: The process that keeps the copy of each process's part.
     """
 
@@ -59,6 +61,14 @@ class Memory:
         self.attempt = 1 + max(attempts, default=0)
         self.holders = holders([each["host"] for each in every])
         self._addresses = [(*each["address"],) for each in every]
+
+    def list_again(self) -> None:
+        """Lists the files anew; all processes call it, and none writes meanwhile."""
+        gathered(None)  # until all have come here, one may still write
+        files = all_or_none(lambda: listed(self.path))
+        self.catalogue = [
+            [Kept.of_json(file) for file in each] for each in gathered(files)
+        ]
 
     @property
     def path(self) -> pathlib.Path:

@@ -23,9 +23,11 @@ def from_memory(
 ) -> Saved | None:
     """Returns the newest snapshot of a step that is wanted, or `None` without one.
 
-    A damaged file is left out, on all processes alike, and a snapshot of other devices
-    too. Raises a `ValueError` if a train step cannot continue from the snapshot.
+    The snapshot under way is waited for. A damaged file is left out, on all processes
+    alike, and a snapshot of other devices too. Raises a `ValueError` if a train step
+    cannot continue from the snapshot.
     """
+    keeper.list_own()
     damaged: set[Source] = set()
     while True:
         moments = sources(without(keeper.memory.catalogue, damaged))
@@ -34,7 +36,7 @@ def from_memory(
             return None
         found = _read(keeper, choose, moments[chosen][keeper.memory.rank])
         if isinstance(found, Saved):
-            keeper.restored(chosen)
+            keeper.keep(chosen)
             _log.info("restored step %d from %s", chosen.step, keeper.memory.path)
             return found
         if not found:

@@ -50,6 +50,32 @@ def trained(folder, until):
     return first, leaves
 
 
+def rolled_back(folder):
+    """Trains, and goes back to the newest snapshot and the one before it.
+
+    Returns the steps to which it came, and how many parameters differ from those there.
+    """
+    _pace.FIRST, _pace.steps_between = 1, lambda *_: 1
+    rank, processes = jax.process_index(), jax.process_count()
+    memory = pathlib.Path(folder) / f"memory of {rank}"
+    memory.mkdir()
+    train = pj.make_train_step(loss_fn, optax.adamw(1e-2), mesh=pj.data_mesh())
+    state, kept, found = train.init(init_params()), {}, []
+    with checkpoint.manager(pathlib.Path(folder) / "run", memory=memory) as manager:
+        for number, batch in enumerate(batches(4), 1):
+            mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
+            state, _ = train.step(state, train.batch(mine))
+            kept[number] = np.asarray(state.params["out"])
+            settled(manager)
+            checkpoint.snapshot(manager, state, {"step": number})
+        for step in (None, 3):
+            restored = checkpoint.restore(manager, train, state, step)
+            number = restored.extras["step"]
+            same = np.asarray(restored.state.params["out"]) == kept[number]
+            found.append([number, int((~same).sum())])
+    return found
+
+
 def differing_extras(folder):
     """Returns the newest step that counts if the extras of processes differ."""
     memory = pathlib.Path(folder) / f"memory of {jax.process_index()}"

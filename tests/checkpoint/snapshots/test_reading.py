@@ -90,3 +90,34 @@ def test_restored_state_has_every_bit(left, train):
     assert_bits_equal(host(found.state), host(state))
     assert found.drained is False
     assert found.infos == ()
+
+
+def test_snapshot_of_the_same_manager_is_restored(tmp_path, train, monkeypatch):
+    every_step(monkeypatch)
+    (tmp_path / "memory").mkdir()
+    folder, memory = tmp_path / "run", tmp_path / "memory"
+    with checkpoint.manager(folder, memory=memory) as manager:
+        state = run(manager, train, init(train), batches(5), save_at=(2,))
+        kept = host(state)
+        found = checkpoint.restore(manager, train, init(train))  # waits for step 5
+        assert found.extras == {"step": 5}
+        assert_bits_equal(host(found.state), kept)
+        assert checkpoint.restore(manager, train, init(train), 4).extras == {"step": 4}
+
+
+def test_snapshot_after_a_rollback_counts_more_than_later_steps(
+    tmp_path, train, monkeypatch
+):
+    every_step(monkeypatch)
+    (tmp_path / "memory").mkdir()
+    folder, memory = tmp_path / "run", tmp_path / "memory"
+    with broken_off(folder, memory) as manager:
+        run(manager, train, init(train), batches(5), save_at=(2,))
+        state = checkpoint.restore(manager, train, init(train), 2).state
+        state = run(manager, train, state, batches(3, seed=1)[2:])
+        kept = host(state)
+        found = checkpoint.restore(manager, train, init(train))
+        assert_bits_equal(host(found.state), kept)
+    with checkpoint.manager(folder, memory=memory) as manager:
+        found = checkpoint.restore(manager, train, init(train))
+    assert_bits_equal(host(found.state), kept)

@@ -41,7 +41,8 @@ def trained(name, folder=None, devices=None, executor="auto"):
     state, losses = train.init(given), []
     for step, batch in enumerate(batches(11)):
         mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
-        state, info = train.step(state, train.batch(mine, axis_name=names))
+        with jax.transfer_guard("disallow"):  # apart from those that are asked for
+            state, info = train.step(state, train.batch(mine, axis_name=names))
         losses.append(info.loss)
         if folder is not None and step == 5:
             train.join()

@@ -47,6 +47,13 @@ def test_flops_of_a_depthwise_convolution_equal_the_formula():
     assert flops(convolve, (1, 6, 6, 4), (3, 3, 1, 8)) == 2 * (4 * 4 * 8) * 9
 
 
+def test_convolution_without_output_features_has_no_flops():
+    def convolve(x, k):
+        return lax.conv(x, k, (1, 1), "VALID")
+
+    assert flops(convolve, (1, 4, 6, 6), (0, 4, 3, 3)) == 0
+
+
 ONE = 2 * 4 * 4 * 4
 
 

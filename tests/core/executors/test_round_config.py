@@ -35,12 +35,12 @@ def test_last_chunk_moves_a_group_but_keeps_the_progress_since():
     """The group sent 1 of a mean of 2, and has moved on since."""
     anchor, difference = {"float32": jnp.array([4.0])}, {"float32": jnp.array([3.0])}
     outer = optax.sgd(1.0).init(anchor)
-    due = ChunkState(anchor, outer, jnp.int32(0), {})
+    due = ChunkState(anchor, outer, {})
     trained = Common(Trainable(jnp.zeros(2), None), jnp.zeros(()), None, None, None)
     form = Form.of(trained, jnp.zeros(1), pj.data_mesh(2), "data", RoundSchedule(2, 2))
     report = Passengers.of(jnp.float32(4), None)
     sent = SentChunk(difference, RoundPassengers(report, jnp.array([1.5])))
-    reads = RoundReads(np.int32(1), np.int32(2), jnp.float32(6), form)
+    reads = RoundReads(np.int32(1), jnp.int32(0), np.int32(2), jnp.float32(6), form)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, jnp.array([1.0]), report)
     reduced = Reduced.of(total, jnp.array(True))
     model = stacked(GroupModel(jnp.array([5.0, 0.0]), jnp.float32(8)))

@@ -98,3 +98,10 @@ def test_scan_without_arrays_is_cut_in_halves():
     assert two == [3 * 2**2]
     (six,) = results(halves, names, args, scan.writes)
     assert six == [3 * 2**6]
+
+
+def test_scan_of_length_zero_has_no_work_and_is_not_cut():
+    args = BASE, ZERO + 7, DIGITS[:0]
+    scan, names = scan_of(writing(False), *args)
+    assert (scan.flops, scan.halves) == (0, None)
+    assert results([scan], names, args, scan.writes) == [[7], []]

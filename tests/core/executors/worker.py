@@ -426,6 +426,9 @@ def shares(executor):
         # A global array of all processes, as later steps are given.
         teacher = state.params["hidden"][:, :3]
     found = bits(train.drain(state)[0].params)
+    arrays = {"teacher": np.ones((5, 3), np.float32), "scale": np.float32(1)}
+    with jax.transfer_guard("disallow"):  # arrays are placed, which is asked for
+        train.step(state, train.batch(mine), arrays)
     other = pj.make_train_step(distilled, optax.sgd(0.1), mesh=pj.data_mesh())
     try:
         other.step(
@@ -516,7 +519,10 @@ def of_snapshots(name):
 TASKS = {
     **{
         name: of_snapshots(name)
-        for name in ("trained", "differing_extras", "closed", "failing_copy")
+        for name in (
+            *("trained", "rolled_back"),
+            *("differing_extras", "closed", "failing_copy"),
+        )
     },
     "rank": jax.process_index,
     "stateful": stateful,

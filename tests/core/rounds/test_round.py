@@ -218,9 +218,10 @@ def test_codec_with_feedback_reaches_the_same_loss():
 def test_donated_states_are_overwritten_and_end_with_the_same_bits(executor, rounds):
     settings = {"executor": executor, "steps": 9}
     tx = OPTIMIZERS["adamw"]
-    _, wanted, _ = run(tx, 4, *rounds, **settings)
-    train, found, _ = run(tx, 4, *rounds, donate=True, **settings)
+    _, wanted, reports = run(tx, 4, *rounds, **settings)
+    train, found, infos = run(tx, 4, *rounds, donate=True, **settings)
     assert_bits_equal(*jax.device_get([(x.shared, x.own) for x in (found, wanted)]))
+    assert_bits_equal(*jax.device_get((infos, reports)))  # no step overwrites them
     train.join()
     train.step(found, batches(1, size=24)[0])
     assert all(x.is_deleted() for x in jax.tree.leaves(found.local.trainable.params))

@@ -74,3 +74,28 @@ def test_mean_of_infos_before_any_arrival_is_nan():
 def test_numpy_mean_of_infos_with_a_missing_loss_is_nan():
     _, infos, _ = epoch(3, 2)
     assert np.isnan(np.mean([info.loss for info in infos]))
+
+
+def test_infos_stacked_by_a_scan_have_the_mean_of_a_list():
+    train = pj.make_train_step(with_metric, optax.sgd(0.1), mesh=pj.data_mesh(4))
+    data = batches(4)
+    state = train.init(init_params(), batch=data[0])
+    stacked = jax.tree.map(lambda *x: np.stack(x), *data)
+    state, infos = jax.lax.scan(train.step, state, stacked)
+    _, late = train.drain(state)
+    every = [jax.tree.map(lambda x, i=i: x[i], infos) for i in range(len(data))]
+    wanted = pj.mean_info([*every, *late])
+    assert wanted.loss == np.mean(np.float64([x.loss for x in (*every[1:], *late)]))
+    assert_bits_equal(pj.mean_info([infos, *late]), wanted)
+    assert_bits_equal(pj.mean_info(infos), pj.mean_info(every))
+    with pytest.raises(ValueError, match="`infos` must hold at least one StepInfo"):
+        pj.mean_info(jax.tree.map(lambda x: x[:0], infos))
+
+
+def test_reports_of_local_steps_have_no_mean_info():
+    train = pj.make_local_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    state, info = train.step(train.init(init_params()), batches(1)[0])
+    _, (arrival,) = train.drain(state)
+    for name, report in (("RoundInfo", info), ("Arrival", arrival)):
+        with pytest.raises(ValueError, match=f"`infos` must .* got {name}.* average"):
+            pj.mean_info([report])
