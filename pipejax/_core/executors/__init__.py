@@ -25,11 +25,11 @@ from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError
 from ._ready import ready_after as ready_after
 from ._regroup import regrouped as regrouped
-from ._round_config import Moves as Moves
-from ._round_config import Outcome as Outcome
 from ._round_config import RoundConfig as RoundConfig
-from ._round_config import RoundReads as RoundReads
-from ._round_config import StepKind as StepKind
+from ._round_parts import Moves as Moves
+from ._round_parts import Outcome as Outcome
+from ._round_parts import RoundReads as RoundReads
+from ._round_parts import StepKind as StepKind
 from ._rounds import Rounds as Rounds
 from ._rounds import parted as parted
 from ._run_exchange import delayed_part as delayed_part

@@ -17,16 +17,8 @@ from pipejax._core.step import Inputs, inputs_over
 
 from ._interleave import interleave
 from ._options import Options, options_for
-from ._round_config import (
-    KINDS,
-    Moves,
-    Outcome,
-    RoundConfig,
-    RoundReads,
-    StepKind,
-    Trained,
-    with_model,
-)
+from ._round_config import RoundConfig, with_model
+from ._round_parts import KINDS, Moves, Outcome, RoundReads, StepKind, Trained
 from ._turns import hand_on, wait_turn
 
 

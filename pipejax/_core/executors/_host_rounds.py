@@ -19,16 +19,8 @@ from pipejax._core.step import Inputs, inputs_over
 
 from ._by_copy import reduction_mesh
 from ._own_collectives import OwnCollectives
-from ._round_config import (
-    KINDS,
-    Moves,
-    Outcome,
-    RoundConfig,
-    RoundReads,
-    StepKind,
-    Trained,
-    with_model,
-)
+from ._round_config import RoundConfig, with_model
+from ._round_parts import KINDS, Moves, Outcome, RoundReads, StepKind, Trained
 from ._run_exchange import RunExchange, make_exchange
 from ._thread import submit
 

@@ -30,18 +30,8 @@ from ._fused_rounds import FusedRounds
 from ._host_rounds import HostRounds
 from ._initial_rounds import initial_rounds
 from ._own_collectives import OwnCollectiveError
-from ._round_config import (
-    TRAINS,
-    Moves,
-    Outcome,
-    RoundConfig,
-    RoundReads,
-    StepKind,
-    Trained,
-    alone,
-    stacked,
-    with_model,
-)
+from ._round_config import RoundConfig, alone, stacked, with_model
+from ._round_parts import TRAINS, Moves, Outcome, RoundReads, StepKind, Trained
 from ._steps_to_hide import steps_to_hide
 from ._thread import join
 from ._warm_up import WarmUp

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 
 import pipejax as pj
-from pipejax._core.executors._round_config import RoundReads, SentChunk, alone, stacked
+from pipejax._core.executors._round_config import alone, stacked
+from pipejax._core.executors._round_parts import RoundReads, SentChunk
 from pipejax._core.message import Message, Passengers, Reduced
 from pipejax._core.rounds import ChunkState, Form, GroupModel, RoundPassengers
 from pipejax._core.step import Common, Trainable
