@@ -120,7 +120,7 @@ def make_train_step(
         tree of both kinds. What has not arrived (delayed gradients in the first K-1
         steps, the others in a drain) leaves its parameters and their part of the
         optimizer's state as they are, and each kind counts updates by itself
-        (`state.trainable.delayed_counters`). Loss, metrics and model state are delayed.
+        (`state.delayed_counters`). Loss, metrics and model state are delayed.
         `None` delays all. A state and its checkpoints are of one choice, except for
         drained checkpoints.
       at_once: A linear codec without error feedback, such as

@@ -134,6 +134,11 @@ class PipelineState(NamedTuple):
         return self.trainable.slopes
 
     @property
+    def delayed_counters(self) -> Tree:
+        """Returns the counters of delayed parameters, if they have their own."""
+        return self.trainable.delayed_counters
+
+    @property
     def shards(self) -> Shards:
         """Returns how the devices of a group shard the arrays."""
         return self.trainable.shards

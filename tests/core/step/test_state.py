@@ -17,10 +17,11 @@ from ...helpers import init_params, loss_fn
 
 
 def test_state_parts_are_properties():
-    trained = Trainable("p", "o", "m", "g", "s", "h")
+    trained = Trainable("p", "o", "m", "g", "s", "d", "h")
     state = PipelineState(trained, *"nfrstc")
     assert (state.params, state.opt_state, state.mean) == ("p", "o", "m")
     assert (state.gathered, state.slopes, state.shards) == ("g", "s", "h")
+    assert state.delayed_counters == "d"
 
 
 def test_shared_part_leaves_out_queue_and_counter():
