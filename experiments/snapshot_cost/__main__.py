@@ -11,7 +11,7 @@ memory of each host, from the memory of the other host (one has lost its own), a
 disk.
 
 Command: python -m experiments.snapshot_cost
-Time: about ten minutes on 2 cores, and 18 GB of memory.
+Time: about 15 minutes on 2 cores, and 19 GB of memory.
 Result: experiments/results/snapshot_cost.json
 """
 

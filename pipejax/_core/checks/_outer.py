@@ -20,7 +20,9 @@ from ._settings import check_tx
 # Shapes and names by which masks tell parameters apart. Adafactor factors arrays with
 # two axes of at least 128 elements.
 _SHAPES = {"kernel": (128, 128), "weight": (2, 3), "bias": (5,), "scale": ()}
-_CLOSE = 1e-5  # 100 times the rounding of float32, and less than a weight decay
+# Less than what a weight decay in use adds to an update. The numbers are float64,
+# because an update may be a small difference of parameters, with their rounding.
+_CLOSE = 1e-6
 _CHOOSE = "Choose optax.sgd, with or without momentum, or optax.adam."
 
 
@@ -50,7 +52,9 @@ def _broken_rule(outer_tx: optax.GradientTransformation) -> str:
             " time; got one that mixes elements, or sums over them, as clipping by a"
             " norm does"
         )
-    if not jax.device_get(jax.jit(lambda: _treats_alike(outer_tx))()):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        alike = jax.device_get(jax.jit(lambda: _treats_alike(outer_tx))())
+    if not alike:
         return (
             "treat all parameters alike, since it is given a chunk of them at a time,"
             " as vectors without their names and shapes; got one that depends on these,"
@@ -94,7 +98,7 @@ def _moved(outer_tx: optax.GradientTransformation, params: Tree) -> Any:
 def _numbers(shape: tuple[int, ...]) -> jax.Array:
     """Returns different numbers from 1 to 2."""
     size = math.prod(shape)
-    return 1 + jnp.arange(size, dtype=jnp.float32).reshape(shape) / size
+    return 1 + jnp.arange(size, dtype=jnp.float64).reshape(shape) / size
 
 
 def _joined(tree: Tree) -> dict[str, jax.Array]:

@@ -33,6 +33,8 @@ WARMED_UP = optax.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100)
         optax.adamw(WARMED_UP, weight_decay=0.5),
         optax.rmsprop(0.1),
         optax.lion(0.1),
+        optax.contrib.schedule_free(SGD, 1.0, b1=0.9),  # subtracts parameters
+        optax.contrib.schedule_free(optax.adam(1e-3), 1e-3),
     ],
 )
 def test_optimizer_of_single_elements_suits_chunks(outer_tx):
