@@ -1,6 +1,7 @@
 """Makes the state before the first local step, or its shapes, as it lies on a mesh."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,20 +84,10 @@ def round_shapes(
     """
     axis, part = config.inner.axis_name, config.chunk_spec
     mesh, specs = auto_mesh(config.inner.mesh), inner_state_specs(group.local)
-
-    def placed(leaf: Any, spec: P) -> Any:
-        # JAX replicates arrays without elements.
-        sharding = NamedSharding(mesh, spec if leaf.size else P())
-        return jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type
-        )
+    placed = functools.partial(_placed, mesh)
 
     def lying(spec: P, tree: Tree) -> Any:
         return jax.tree.map(lambda leaf: placed(leaf, spec), tree)
-
-    def of_outer(chunk: Chunk, state: Tree) -> Any:
-        found = optimizer_specs(state, chunk, (part,) * len(chunk))
-        return jax.tree.map(placed, state, found)
 
     def of_group(leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
         return placed(leaf, P(axis, *spec))
@@ -109,7 +100,7 @@ def round_shapes(
     return (
         Shared(
             anchor=lying(part, shared.anchor),
-            outer=tuple(map(of_outer, shared.anchor, shared.outer)),
+            outer=_outer_shapes(config, shared.anchor, shared.outer),
             model_state=split(shared.model_state, group.local.shards.model_state, P()),
             refused=placed(shared.refused, P()),
             form=shared.form,
@@ -119,6 +110,40 @@ def round_shapes(
             reported=lying(P(axis), group.reported),
             codec_states=(),
         ),
+    )
+
+
+def initial_outer(config: RoundConfig, anchor: tuple[Chunk, ...]) -> Any:
+    """Returns the states with which the outer optimizer begins at an anchor."""
+
+    def local(anchor: tuple[Chunk, ...]) -> tuple[Tree, ...]:
+        return tuple(map(config.outer_tx.init, anchor))
+
+    program = config.inner.on_mesh(local, P(), P())
+    shapes = _outer_shapes(config, anchor, jax.eval_shape(program, anchor))
+    places = jax.tree.map(lambda shape: shape.sharding, shapes)
+    return jax.jit(program, out_shardings=places)(anchor)
+
+
+def _outer_shapes(
+    config: RoundConfig, anchor: Sequence[Chunk], outer: Sequence[Tree]
+) -> tuple[Any, ...]:
+    """Returns shapes with shardings of the outer optimizer's state for each chunk."""
+    mesh, part = auto_mesh(config.inner.mesh), config.chunk_spec
+
+    def of_chunk(chunk: Chunk, state: Tree) -> Any:
+        specs = optimizer_specs(state, chunk, (part,) * len(chunk))
+        return jax.tree.map(functools.partial(_placed, mesh), state, specs)
+
+    return tuple(map(of_chunk, anchor, outer))
+
+
+def _placed(mesh: Mesh, leaf: Any, spec: P) -> Any:
+    """Returns the shape of an array that lies on a mesh."""
+    # JAX replicates arrays without elements.
+    sharding = NamedSharding(mesh, spec if leaf.size else P())
+    return jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type
     )
 
 

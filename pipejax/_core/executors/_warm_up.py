@@ -26,6 +26,7 @@ from pipejax._core.step import Common, Inputs, inputs_over
 from pipejax._internal.types import ModelState
 from pipejax.collectives import psum
 
+from ._initial_rounds import initial_outer
 from ._round_config import RoundConfig, alone, stacked
 from ._turns import hand_on, wait_turn
 
@@ -50,24 +51,13 @@ class WarmUp:
         local, anchor, model_state, info = found
         left = int(state.position.warmup) - 1
         # An outer optimizer may keep a copy of the anchor with which it begins.
-        outer = shared.outer if left else self._begun(anchor, shared.outer)
+        outer = shared.outer if left else initial_outer(self.config, anchor)
         state = LocalState(
             shared._replace(anchor=anchor, outer=outer, model_state=model_state),
             own._replace(local=local),
             Position.at(0, 0, left),
         )
         return state, info
-
-    def _begun(self, anchor: tuple[Chunk, ...], before: Any) -> Any:
-        """Returns new states of the outer optimizer, which lie where others did."""
-        config = self.config
-
-        def local(anchor: tuple[Chunk, ...]) -> Any:
-            return tuple(map(config.outer_tx.init, anchor))
-
-        places = jax.tree.map(lambda x: x.sharding, before)
-        program = config.inner.on_mesh(local, P(), P())
-        return jax.jit(program, out_shardings=places)(anchor)
 
     @functools.cached_property
     def _program(self) -> jax.stages.Wrapped:

@@ -39,7 +39,7 @@ FREE = optax.contrib.schedule_free_sgd(0.1)
         (optax.identity(), None),
     ],
 )
-def test_points_are_copies_by_which_updates_move(tx, field):
+def test_copies_behind_updates_are_points(tx, field):
     params = init_params()
     train = pj.make_local_step(loss_fn, tx, mesh=pj.data_mesh(1))
     form = train.abstract_state(params).shared.form
