@@ -82,8 +82,8 @@ def _treats_alike(outer_tx: optax.GradientTransformation) -> jax.Array:
     """Returns whether arrays of several shapes move as they do joined to a vector."""
     params = {name: _numbers(shape) for name, shape in _SHAPES.items()}
     alone = _joined(_moved(outer_tx, params))["float32"]
-    together = _moved(outer_tx, _joined(params))["float32"]
-    return jnp.abs(alone - together).max() <= _CLOSE * jnp.abs(together).max()
+    as_vector = _moved(outer_tx, _joined(params))["float32"]
+    return jnp.abs(alone - as_vector).max() <= _CLOSE * jnp.abs(as_vector).max()
 
 
 def _moved(outer_tx: optax.GradientTransformation, params: Tree) -> Any:

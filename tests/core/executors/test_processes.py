@@ -334,7 +334,7 @@ def test_local_steps_of_two_processes_have_the_bits_of_one(ask, tmp_path, name):
     assert first["losses"] == second["losses"] == here["losses"]
 
 
-@pytest.mark.one_python
+@FULL  # in the quick run, tests/flax/test_linen.py has one process
 def test_local_steps_of_two_processes_are_written_back_to_flax(ask):
     first, second = ask("written_back")
     here = local_steps.written_back(devices=2, executor="host")
