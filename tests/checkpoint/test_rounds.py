@@ -68,12 +68,13 @@ def test_run_continues_with_the_same_bits(tmp_path, steps, executor, name, all_r
     assert_bits_equal(*jax.device_get([(end.shared, end.own) for end in ends]))
 
 
+@pytest.mark.full  # in the quick run, tests/core/executors/test_regroup.py
 @pytest.mark.parametrize(
     ("steps", "name", "groups"),
     [
         (6, "fsdp", 4),
         *(
-            pytest.param(steps, name, groups, marks=pytest.mark.full)
+            (steps, name, groups)
             for steps in (2, 4, 8, 9)
             for name in ("fsdp", "copies")
             for groups in (1, 4)

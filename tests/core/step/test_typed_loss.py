@@ -209,11 +209,9 @@ def test_loop_over_traced_steps_takes_the_same_steps(sharded):
     assert_close(found.params, wanted.params)
 
 
-@grid(
-    0,
-    name=["codec", "sharded optimizer"],
-    kinds=[("explicit", "auto"), ("auto", "explicit")],
-)
+@pytest.mark.full  # in the quick run, tests/checkpoint/test_switches.py
+@pytest.mark.parametrize("name", ["codec", "sharded optimizer"])
+@pytest.mark.parametrize("kinds", [("explicit", "auto"), ("auto", "explicit")])
 def test_checkpoints_are_restored_on_axes_of_other_types(tmp_path, kinds, name):
     (_, train, state), (_, other, like) = (started(x, **OPTIONS[name]) for x in kinds)
     state = stepped(train, state, 3)
