@@ -253,11 +253,10 @@ def _least_delay(
 ) -> list[str]:
     """Says how much of the exchange of a choice needs its delay to be hidden."""
     share = timing.least_delayed_share(compute, choice.exchange)
-    percent = math.ceil(100 * share - 1e-9)  # of which rounding errors are no part
+    percent = math.ceil(100 * share - 1e-9)  # a rounding error must not add one
     # The host executor, which CPUs have, exchanges nothing beside a backward pass.
-    if choice.config.width == 1 or args.shard_optimizer or args.one_core:
-        return []
-    if percent in (0, 100):
+    never = choice.config.width == 1 or args.shard_optimizer or args.one_core
+    if never or percent in (0, 100):
         return []
     return [
         f"The exchange of row {row} is also hidden if only the {percent}% of its bytes"

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
+from pipejax._internal.ravel import promoted
 from pipejax._internal.structures import shapes
 
 
@@ -90,7 +91,7 @@ def sharpness(
         _check_preconditioner(preconditioner, params)
         scale = jax.tree.map(lambda p: 1 / jnp.sqrt(p), preconditioner)
     at = ravel_pytree(params)[0]
-    dtype = jnp.promote_types(at.dtype, jnp.float32)
+    dtype = promoted(at.dtype, jnp.float32)
 
     def along(direction: np.ndarray) -> np.ndarray:
         product = np.asarray(_product(loss_fn, params, args, scale, direction), dtype)

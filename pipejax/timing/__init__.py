@@ -68,7 +68,6 @@ from ._sharded import fsdp as fsdp
 from ._sharded import sharded as sharded
 from ._sharded_optimizer import shard_optimizer as shard_optimizer
 from ._simulate import Trace as Trace
-from ._simulate import Workload as Workload
 from ._simulate import simulate as simulate
 from ._stopwatch import Case as Case
 from ._stopwatch import exchange_times as exchange_times
@@ -76,3 +75,4 @@ from ._train_config import RankedConfig as RankedConfig
 from ._train_config import TrainConfig as TrainConfig
 from ._trust import FitQuality as FitQuality
 from ._trust import trust as trust
+from ._workload import Workload as Workload

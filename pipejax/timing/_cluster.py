@@ -2,15 +2,10 @@
 
 import dataclasses
 import math
-import operator
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
+from ._checks import check_count, check_seconds, check_speed, number, store
 
-from pipejax._internal.integers import is_integer
-
-MOST = 10**9
 """The largest number of hosts, and of devices of a host."""
 
 
@@ -35,7 +30,7 @@ class Link:
         store(
             self,
             latency=check_seconds("latency", self.latency),
-            bandwidth=_check_speed("bandwidth", self.bandwidth),
+            bandwidth=check_speed("bandwidth", self.bandwidth),
         )
 
 
@@ -59,7 +54,7 @@ class CodecSpeed:
 
     def __post_init__(self) -> None:
         for name, speed in dataclasses.asdict(self).items():
-            store(self, **{name: _check_speed(name, speed)})
+            store(self, **{name: check_speed(name, speed)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +128,9 @@ class Cluster:
     def __post_init__(self) -> None:
         store(
             self,
-            hosts=_check_count("hosts", self.hosts),
-            devices=_check_count("devices", self.devices),
-            reduction=_check_speed("reduction", self.reduction),
+            hosts=check_count("hosts", self.hosts),
+            devices=check_count("devices", self.devices),
+            reduction=check_speed("reduction", self.reduction),
             synchronisation=check_seconds("synchronisation", self.synchronisation),
         )
         if self.devices > 1 and self.inner is None:
@@ -162,58 +157,3 @@ class Cluster:
                 f" got {name!r}. Add its pj.timing.CodecSpeed to `Cluster.codecs`."
             )
         return self.codecs[name]
-
-
-def _check_count(argument: str, value: Any) -> int:
-    if not is_integer(value, 1) or value > MOST:
-        raise ValueError(
-            f"`{argument}` must be a whole number of at least 1 and at most {MOST:,},"
-            f" got {value!r:.40}."
-        )
-    return operator.index(value)
-
-
-def check_seconds(argument: str, value: Any) -> float:
-    """Returns seconds as a float, or raises a `ValueError` that names the argument."""
-    if not 0 <= number(value) < math.inf:
-        raise ValueError(
-            f"`{argument}` must be at least 0 seconds and finite; got {value!r:.40}."
-            " Write 50 microseconds as 50e-6."
-        )
-    return number(value)
-
-
-def check_elements(argument: str, value: Any) -> int:
-    """Returns a number of elements as an int, or raises a `ValueError`."""
-    if not is_integer(value, 1):
-        raise ValueError(
-            f"`{argument}` must be a whole number of elements above 0; got"
-            f" {value!r:.40}. Write 4 million as 4_000_000 or int(4e6)."
-        )
-    return operator.index(value)
-
-
-def _check_speed(argument: str, value: Any) -> float:
-    if not number(value) > 0:
-        raise ValueError(
-            f"`{argument}` must be above 0 bytes per second; got {value!r:.40}. Write 1"
-            " Gbit/s as 125e6, or give math.inf for work that takes no time."
-        )
-    return number(value)
-
-
-def number(value: Any) -> float:
-    """Returns a number of Python or NumPy as a float, and anything else as NaN."""
-    kinds = int | float | np.integer | np.floating
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:  # an int that no float can hold
-        return math.nan
-
-
-def store(record: Any, **values: float) -> None:
-    """Sets fields of a frozen dataclass that is being made."""
-    for name, value in values.items():
-        object.__setattr__(record, name, value)

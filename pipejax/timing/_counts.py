@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pipejax.codecs import Codec
 
-from ._cluster import check_elements
+from ._checks import check_elements
 from ._rounds import ROUNDS, Algorithm
 
 

@@ -1,4 +1,4 @@
-"""What hides an exchange: the most that it gains, the least delay, the batch size."""
+"""Calculates what pipelining gains at most, and what it takes to hide an exchange."""
 
 import math
 

@@ -10,7 +10,7 @@ import dataclasses
 
 from pipejax._internal.integers import is_integer
 
-from ._cluster import check_seconds, store
+from ._checks import check_seconds, store
 from ._exchange import Duration
 
 

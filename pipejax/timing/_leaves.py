@@ -2,7 +2,7 @@
 
 from pipejax._internal.ravel import Shapes
 
-from ._cluster import check_elements
+from ._checks import check_elements
 
 SIDE = 1024
 

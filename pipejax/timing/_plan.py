@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pipejax._internal.integers import is_integer
 from pipejax.codecs import Codec
 
-from ._cluster import Cluster, check_elements
+from ._checks import check_elements
+from ._cluster import Cluster
 from ._counts import COST_MODELS, compatible
 from ._exchange import Duration
 from ._iteration import Compute, overlapped_step_time, synchronous_step_time

@@ -8,7 +8,8 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from ._cluster import Cluster, Link, check_elements, number
+from ._checks import check_elements, number
+from ._cluster import Cluster, Link
 
 
 class Fsdp(NamedTuple):

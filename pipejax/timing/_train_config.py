@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 from pipejax.codecs import Codec
 
-from ._cluster import Cluster, check_elements
+from ._checks import check_elements
+from ._cluster import Cluster
 from ._exchange import Duration, duration, flat, hierarchical
 from ._iteration import (
     Compute,

@@ -141,7 +141,7 @@ def make_local_step(
         loss_fn=loss_fn,
         tx=check_tx(tx),
         axis_name=axis_name,
-        alone=True,
+        local_steps=True,
         explicit=explicit_axes(mesh, axis_name),
         branches=mesh.devices.flat[0].platform == "cpu",
         microbatches=check_count("microbatches", microbatches, 1),

@@ -133,8 +133,7 @@ def _of_local_step(
         transfers = (*flags, *config.exchange(sent, reads).stages.transfers)
         message = config.message(*sent, reads.form)
         reduced = Reduced.of(message, jnp.array(True))
-        model = config.model_of(trained.local, reads.form)
-        outcome = config.after(model, moves.due, sent, reads, reduced)
+        outcome = config.after(trained.local, moves.due, sent, reads, reduced)
         return trained, outcome, jax.tree_util.Partial(lambda: transfers)
 
     inner, specs = config.inner, config.specs(kind)

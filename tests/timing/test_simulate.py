@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 import jax
-import numpy as np
 import pytest
 
 from pipejax import codecs, timing
@@ -92,13 +91,6 @@ def test_wider_pipeline_absorbs_some_jitter():
     assert four > timing.simulate(cluster(8), even, 4).step_time * (1 - 1e-9)
 
 
-def test_jitter_keeps_the_mean_compute_time():
-    work = Workload(0.1, 1, jitter=0.5)
-    times = work.compute_times(10_000, 4, np.random.default_rng(0))
-    # 40,000 times have a standard deviation of 0.1 sqrt(exp(0.25) - 1) = 0.053.
-    assert abs(times.mean() - 0.1) < 5 * 0.053 / 200
-
-
 def test_devices_share_the_link_of_their_host():
     """In a flat two-shot, all d devices of a host send through one link at once."""
     inner = Link(0.0, math.inf)
@@ -128,23 +120,6 @@ def test_too_few_steps_or_widths_are_refused(width, steps):
     says = f"at least 2 and `width` at least 1, got {steps}, {width}"
     with pytest.raises(ValueError, match=says):
         timing.simulate(cluster(2), Workload(0.1, 10), width, steps)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"seconds": -1}, "`seconds` must be at least 0 seconds and finite; got -1"),
-        ({"seconds": math.nan}, "`seconds` must be at least 0 seconds and finite"),
-        ({"elements": -3}, "`elements` must be a whole number of elements above 0"),
-        ({"jitter": -1}, "`jitter` must be from 0 to 2, got -1"),
-        ({"jitter": 1e3}, "`jitter` must be from 0 to 2, got 1000"),
-        ({"slow": (1, 1, 1, -1)}, "`slow` must have finite factors of at least 0, got"),
-        ({"slow": (1, math.inf)}, "`slow` must have finite factors of at least 0, got"),
-    ],
-)
-def test_impossible_work_is_refused(change, says):
-    with pytest.raises(ValueError, match=f"^{says}"):
-        dataclasses.replace(Workload(0.2, 1000), **change)
 
 
 def test_slow_must_have_one_number_for_each_device():

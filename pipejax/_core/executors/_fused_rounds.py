@@ -112,9 +112,8 @@ class FusedRounds:
         value, states, trained = interleave(
             exchange.start, before, exchange.stages, compute, *args
         )
-        due = moves.due._replace(codec_states=states)
-        model = self.config.model_of(trained.local, reads.form)
-        outcome = self.config.after(model, due, sent, reads, exchange.end(value))
+        due, reduced = moves.due._replace(codec_states=states), exchange.end(value)
+        outcome = self.config.after(trained.local, due, sent, reads, reduced)
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
 
@@ -127,5 +126,4 @@ class FusedRounds:
         exchange = self.config.exchange(sent, reads)
         reduced, states = exchange.run(moves.due.codec_states)
         due = moves.due._replace(codec_states=states)
-        model = self.config.model_of(moves.local, reads.form)
-        return self.config.after(model, due, sent, reads, reduced)
+        return self.config.after(moves.local, due, sent, reads, reduced)

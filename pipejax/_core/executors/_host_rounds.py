@@ -14,8 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import valid_at_once
-from pipejax._core.rounds import GroupModel
-from pipejax._core.step import Inputs, inputs_over
+from pipejax._core.step import Common, Inputs, inputs_over
 
 from ._by_copy import reduction_mesh
 from ._own_collectives import OwnCollectives
@@ -43,14 +42,13 @@ class HostRounds:
             return program(*taken), Outcome()
         applied = self._begun(kind, moves, reads)
         trained = program(*taken)
-        outcome = applied(self.config.model_of(trained.local, reads.form))
+        outcome = applied(trained.local)
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
 
     def exchange(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Outcome:
         """Exchanges a chunk with no step beside it, and applies it."""
-        model = self.config.model_of(moves.local, reads.form)
-        return self._begun(kind, moves, reads)(model)
+        return self._begun(kind, moves, reads)(moves.local)
 
     def lower(
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
@@ -71,10 +69,11 @@ class HostRounds:
 
     def _begun(
         self, kind: StepKind, moves: Moves, reads: RoundReads
-    ) -> Callable[[GroupModel], Outcome]:
+    ) -> Callable[[Common], Outcome]:
         """Hands a chunk to the thread, which sums it.
 
-        Returns a function that waits for the sum, and applies it to the model.
+        Returns a function that waits for the sum, and applies it to what a group
+        trains.
         """
         assert moves.due is not None
         # The codec states lie where the thread sums, which may be other devices.
@@ -84,9 +83,9 @@ class HostRounds:
         message = self.config.message(sent.chunk, sent.passengers, reads.form)
         summed = submit(self._sum, None, message, states, valid_at_once())
 
-        def applied(model: GroupModel) -> Outcome:
+        def applied(local: Common) -> Outcome:
             reduced, states = summed.result()
-            outcome = self._after[kind](model, due, sent, reads, reduced)
+            outcome = self._after[kind](local, due, sent, reads, reduced)
             return outcome._replace(due=outcome.due._replace(codec_states=states))
 
         return applied

@@ -124,7 +124,7 @@ class RoundConfig:
 
     def after(
         self,
-        model: GroupModel,
+        local: Common,
         due: ChunkState,
         sent: SentChunk,
         reads: RoundReads,
@@ -137,7 +137,7 @@ class RoundConfig:
         groups = self.inner.devices
         assert reads.number is not None
         assert reads.refused is not None
-        before, own, points = alone(model)
+        before, own, points = alone(self._model_of(local, reads.form))
         due, correction = arrived(self.outer_tx, due, sent.chunk, reduced, groups)
         params = reads.form.added(before, correction, reads.number)
         if jax.tree.leaves(points):
@@ -153,7 +153,7 @@ class RoundConfig:
         model = stacked(GroupModel(params, own, points))
         return Outcome(model, due, refused, agreed, arrival)
 
-    def model_of(self, local: Common, form: Form) -> GroupModel:
+    def _model_of(self, local: Common, form: Form) -> GroupModel:
         """Returns the part of what a group trains that a round moves."""
         tx, trained = self.inner.step.settings.tx, local.trainable
         points = points_of(tx, form, trained.opt_state)

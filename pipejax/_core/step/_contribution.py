@@ -48,13 +48,13 @@ def contribution(
     *,
     axis_name: AxisName,
     specs: tuple[P, ...],
-    alone: bool = False,
+    local_steps: bool = False,
 ) -> tuple[optax.Updates, Passengers, Returned]:
     """Runs the loss, in its full form, and its gradient.
 
     A weight of 0 keeps averaged leaves of the model state as they were.
 
-    If the device applies its gradient `alone`, a loss with a collective has no weight.
+    In `local_steps`, a loss with a collective between groups must have no weight.
     """
     of_params = functools.partial(full, batch=batch, model_state=model_state, rng=rng)
     loss, vjp, returned = jax.vjp(of_params, params, has_aux=True)
@@ -67,7 +67,7 @@ def contribution(
         return constrained(gradients, specs), Passengers.of(wide, metrics), returned
     empty, talks = weight == 0, collective_axes(of_params, params)
     shared = tuple(name for name in axes(axis_name) if name in talks)
-    if shared and alone:
+    if shared and local_steps:
         raise ValueError(
             "`loss_fn` must not both return a weight and have a collective between the"
             f" groups of local steps, here over {', '.join(map(repr, shared))}: a group"

@@ -122,8 +122,8 @@ def without(message: Message, at_once: Reduced, devices: int) -> Message:
     return with_constraints(message._replace(gradients=gradients))
 
 
-class Update(NamedTuple):
-    """The arrays that are trained, after an update, and whether it is applied."""
+class Updated(NamedTuple):
+    """The arrays that are trained after an update, and whether it is applied."""
 
     new: Trainable
     applies: jax.Array
@@ -137,7 +137,9 @@ def as_delayed(trained: Trainable) -> Trainable:
     return trained._replace(opt_state=merged(counters, trained.opt_state))
 
 
-def of_each_kind(flags: Tree, late: Update, rest: Update, old: Trainable) -> Trainable:
+def of_each_kind(
+    flags: Tree, late: Updated, rest: Updated, old: Trainable
+) -> Trainable:
     """Returns the results of two updates, and `old` where an update is not applied.
 
     Args:
@@ -146,7 +148,7 @@ def of_each_kind(flags: Tree, late: Update, rest: Update, old: Trainable) -> Tra
       rest: The update from `old`, whose results all others take.
     """
 
-    def applied(update: Update, new: Any, old: Any) -> Any:
+    def applied(update: Updated, new: Any, old: Any) -> Any:
         return None if old is None else jnp.where(update.applies, new, old)
 
     def chosen(flag: bool, old: Any, by_late: Any, by_rest: Any) -> Any:

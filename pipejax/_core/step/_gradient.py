@@ -72,7 +72,7 @@ def local_message(
         trained,
         axis_name=settings.axis_name,
         specs=specs,
-        alone=settings.alone,
+        local_steps=settings.local_steps,
     )
     arrays = constrained(inputs.batch, split.batch)
     if count == 1:

@@ -52,7 +52,6 @@ class Settings:
 
     Attributes:
       axis_name: Mesh axis of the data, or a tuple of axes.
-      alone: Whether each group applies its own gradient, in local steps.
       at_once: The linear codec that chooses what is exchanged at once of every
         gradient, or `None`.
       branches: Whether an update that is not applied is not computed either. This suits
@@ -61,6 +60,7 @@ class Settings:
         before they predict by them, or `None`.
       delayed: The parameters whose gradients are delayed. `None` delays all.
       compute_dtype: dtype of the forward and the backward pass, or `None`.
+      local_steps: Whether each group applies its own gradient.
       reduce_dtype: dtype in which gradients travel, or `None`.
       gather_codec: Encodes the differences of parameters that are gathered with a
         sharded optimizer. `None` gathers the parameters themselves.
@@ -73,7 +73,6 @@ class Settings:
     loss_fn: Loss
     tx: optax.GradientTransformation
     axis_name: AxisName
-    alone: bool = False
     at_once: Linear | None = None
     branches: bool = True
     explicit: tuple[str, ...] = ()
@@ -82,6 +81,7 @@ class Settings:
     delayed: Delayed = None
     device_axis: str | None = None
     gather_codec: Codec | None = None
+    local_steps: bool = False
     reduce_dtype: DTypeLike | None = None
     weight_prediction: Rule = "linearized"
     skip_nonfinite: bool = True

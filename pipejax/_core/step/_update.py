@@ -25,7 +25,7 @@ from pipejax._internal.structures import merged, no_leaf, with_zeros
 from pipejax._internal.traced_axes import collective_axes
 from pipejax._internal.types import Tree
 
-from ._delayed import Update, as_delayed, delays, of_each_kind
+from ._delayed import Updated, as_delayed, delays, of_each_kind
 from ._info import StepInfo, info_of
 from ._model_state import mean_changes, moved, unmoved
 from ._state import Common, Trainable, with_constraints
@@ -164,8 +164,8 @@ def advanced_in_parts(
     advance = functools.partial(_advanced_by, tx, gradients=gradients, loss=loss)
     if all(jax.tree.leaves(flags)):  # every parameter has both
         return advance(trainable)
-    by_late = Update(advance(as_delayed(trainable)), late.applies)
-    by_rest = Update(trainable if rest is None else advance(trainable), fresh)
+    by_late = Updated(advance(as_delayed(trainable)), late.applies)
+    by_rest = Updated(trainable if rest is None else advance(trainable), fresh)
     return of_each_kind(flags, by_late, by_rest, trainable)
 
 

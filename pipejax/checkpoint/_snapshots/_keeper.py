@@ -80,7 +80,7 @@ class Keeper:
             self.memory.list_again()
 
     def restored(self) -> None:
-        """Says that a state has been restored. Later snapshots count more than all."""
+        """Begins a new attempt, whose snapshots count more than all before."""
         self._restored = True
         self.memory.attempt += 1
 

@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -54,9 +54,7 @@ class Memory:
         fault = agreed(fault)
         self.fault = "" if fault is None else fault.text
         every = gathered(own)
-        self.catalogue: Catalogue = [
-            [Kept.of_json(file) for file in each["files"]] for each in every
-        ]
+        self.catalogue = _catalogue([each["files"] for each in every])
         attempts = [x.label.attempt for files in self.catalogue for x in files]
         self.attempt = 1 + max(attempts, default=0)
         self.holders = holders([each["host"] for each in every])
@@ -66,9 +64,7 @@ class Memory:
         """Lists the files anew; all processes call it, and none writes meanwhile."""
         gathered(None)  # until all have come here, one may still write
         files = all_or_none(lambda: listed(self.path))
-        self.catalogue = [
-            [Kept.of_json(file) for file in each] for each in gathered(files)
-        ]
+        self.catalogue = _catalogue(gathered(files))
 
     @property
     def path(self) -> pathlib.Path:
@@ -121,3 +117,8 @@ class Memory:
         where = self._memory.stat()
         host = f"{socket.gethostname()} {where.st_dev} {where.st_ino}"
         return {"files": listed(self.path), "host": host, "address": address}
+
+
+def _catalogue(files: Sequence[Sequence[Any]]) -> Catalogue:
+    """Returns the files that each process has listed, which came as JSON."""
+    return [[Kept.of_json(file) for file in each] for each in files]

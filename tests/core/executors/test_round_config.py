@@ -9,7 +9,7 @@ import pipejax as pj
 from pipejax._core.executors._round_config import alone, stacked
 from pipejax._core.executors._round_parts import RoundReads, SentChunk
 from pipejax._core.message import Message, Passengers, Reduced
-from pipejax._core.rounds import ChunkState, Form, GroupModel, RoundPassengers
+from pipejax._core.rounds import ChunkState, Form, RoundPassengers
 from pipejax._core.step import Common, Trainable
 from pipejax._internal.round_schedule import RoundSchedule
 
@@ -37,15 +37,16 @@ def test_last_chunk_moves_a_group_but_keeps_the_progress_since():
     anchor, difference = {"float32": jnp.array([4.0])}, {"float32": jnp.array([3.0])}
     outer = optax.sgd(1.0).init(anchor)
     due = ChunkState(anchor, outer, {})
-    trained = Common(Trainable(jnp.zeros(2), None), jnp.zeros(()), None, None, None)
+    params = jnp.array([5.0, 0.0])
+    opt_state = optax.sgd(0.1).init(params)
+    trained = Common(Trainable(params, opt_state), jnp.float32(8), None, None, None)
     form = Form.of(trained, jnp.zeros(1), pj.data_mesh(2), "data", RoundSchedule(2, 2))
     report = Passengers.of(jnp.float32(4), None)
     sent = SentChunk(difference, RoundPassengers(report, jnp.array([1.5])))
     reads = RoundReads(np.int32(1), jnp.int32(0), np.int32(2), jnp.float32(6), form)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, jnp.array([1.0]), report)
     reduced = Reduced.of(total, jnp.array(True))
-    model = stacked(GroupModel(jnp.array([5.0, 0.0]), jnp.float32(8)))
-    outcome = rounds().after(model, due, sent, reads, reduced)
+    outcome = rounds().after(stacked(trained), due, sent, reads, reduced)
     assert outcome.due.anchor["float32"] == 2
     assert outcome.arrival.loss == 4 / 2
     # The group sent 1.5 of a mean of 0.5, and had gone on to 8.

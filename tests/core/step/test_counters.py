@@ -5,10 +5,11 @@ import optax
 import pytest
 
 import pipejax as pj
+from pipejax import codecs
 
 from ...helpers import batches, init_params, loss_fn
-from .test_at_once import RANK_1
 
+RANK_1 = codecs.power_sgd(1, jax.random.key(1))
 DELAYED = {"hidden": True, "bias": False, "out": True}
 
 
