@@ -1,7 +1,7 @@
 """Measures goodput under a storm of faults: some 125 an hour, for half an hour.
 
-Claim: a job that loses a process, a whole host, or a stopped process every half minute
-still advances, and ends with the bits of a job without faults.
+Claim: a job still advances if a process dies, a process is stopped or a whole host is
+lost every half minute, and it ends with the bits of a job without faults.
 
 The job is that of `experiments.faults.goodput`, with one seed.
 

@@ -89,8 +89,9 @@ def restore(
 
     If the manager has `memory`, and a snapshot there is of a later step than the newest
     checkpoint, it is restored in place of the checkpoint, unless it is of other
-    devices. With `step`, a snapshot of this step is taken if no checkpoint is. Also
-    snapshots of this manager count, of which `manager.latest_step()` does not know.
+    devices. With `step`, a snapshot of this step is taken if no checkpoint is.
+    Snapshots that this manager has made count, too; `manager.latest_step()` leaves them
+    out.
 
     `restore` waits for a running save and a snapshot under way. It also finds
     checkpoints that another manager has saved in the folder, and takes the next one if

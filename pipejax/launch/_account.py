@@ -92,8 +92,8 @@ class Account:
         if (found := self.result()) is None:
             if self._file is not None:
                 self._say(
-                    f"{self._file} is not written: goodput needs two steps of which the"
-                    " program tells Watchdog.step"
+                    f"{self._file} is not written: goodput needs two steps that the"
+                    " program has reported by Watchdog.step"
                 )
             return
         self._say(str(found))

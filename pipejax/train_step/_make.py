@@ -120,17 +120,17 @@ def make_train_step(
         tree of both kinds. What has not arrived (delayed gradients in the first K-1
         steps, the others in a drain) leaves its parameters and their part of the
         optimizer's state as they are, and each kind counts updates by itself
-        (`state.delayed_counters`). Loss, metrics and model state are delayed.
-        `None` delays all. A state and its checkpoints are of one choice, except for
-        drained checkpoints.
+        (`state.delayed_counters`). Loss, metrics and model state are delayed. `None`
+        delays all. A state and its checkpoints are of one choice, except for drained
+        checkpoints.
       at_once: A linear codec without error feedback, such as
         `pj.codecs.power_sgd(4, key)`, for what is exchanged at once of every gradient.
         Let L be what the codec keeps of the mean gradient g. Each step exchanges and
         applies its own L, and the rest `g - L` is delayed by K-1 steps. A codec of low
         rank keeps the directions in which devices agree, which are those that a delay
         harms, in few bytes; PowerSGD keeps small matrices and vectors whole. Their
-        exchange is not hidden. Every step is an update, and a drain has K-1 more of
-        them. Gradients are taken at the parameters as they are, and
+        exchange is not hidden. Every step makes an update, and a drain makes K-1 more,
+        which a schedule counts. Gradients are taken at the parameters as they are, and
         `weight_prediction` is ignored, so that the result does not depend on the number
         of devices. Not with `delayed` or `shard_optimizer`, and without effect at width
         1. `None` delays all of each gradient.

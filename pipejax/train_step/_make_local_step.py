@@ -73,9 +73,9 @@ def make_local_step(
 
     Args:
       loss_fn: As for `make_train_step`.
-      tx: The inner optimizer, any Optax transformation. Copies of the parameters in
-        its state by which it moves them, as in `optax.contrib.schedule_free`, move with
-        the group.
+      tx: The inner optimizer, any Optax transformation. If its updates depend on
+        copies of the parameters in its state, as those of
+        `optax.contrib.schedule_free` do, an exchange moves these copies, too.
       mesh: Devices. Along `axis_name`, each is a group. If the mesh has more axes, all
         devices at one place along `axis_name` are a group, whose compute XLA splits:
         they divide the batch, or shard the model (docs/local_steps.md).

@@ -40,7 +40,7 @@ def test_missing_goodput_of_a_job_without_steps_is_said(tmp_path):
         with account(None, wanted, said.append) as kept:
             kept.begun([Start("0", ["true"], {})])
         assert len(said) == (wanted is not None)
-    assert said[0].startswith(f"{file} is not written: goodput needs two steps of wh")
+    assert said[0].startswith(f"{file} is not written: goodput needs two steps that ")
     assert not file.exists()
 
 

@@ -1,11 +1,11 @@
-"""Finds the points of an optimizer: copies of the parameters by which it moves them.
+"""Finds the points of an optimizer: copies of parameters on which its updates depend.
 
-The sequence z of `optax.contrib.schedule_free` is one, and so are the first parameters
-of `optax.contrib.madgrad`, from which it counts. When an exchange moves the parameters
-of a group, these must move along, or the next update takes the group back.
+The sequence z of `optax.contrib.schedule_free` is a point, and so are the initial
+parameters in `optax.contrib.madgrad`. When an exchange moves the parameters of a group,
+its points must move along, or the next update takes the group back.
 
 A leaf of an optimizer's state is a point if `init` copies it from the parameters, and
-if updates depend on it. An average of weights that a user keeps there is none.
+if updates depend on it. An average of the weights is no point: no update depends on it.
 """
 
 import functools

@@ -70,9 +70,10 @@ def contribution(
     if shared and local_steps:
         raise ValueError(
             "`loss_fn` must not both return a weight and have a collective between the"
-            f" groups of local steps, here over {', '.join(map(repr, shared))}: a group"
-            " alone cannot weigh what others make of its parameters. Leave the weight"
-            " out, or take statistics of the group itself."
+            f" groups of local steps, here over {', '.join(map(repr, shared))}: the"
+            " losses of other groups depend on the parameters of a group, but have"
+            " other weights. Leave the weight out, or let the loss use statistics of"
+            " its own group alone."
         )
     if shared:
         most = lax.pmax(weight, shared)

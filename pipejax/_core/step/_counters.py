@@ -1,8 +1,9 @@
-"""Finds what an optimizer counts, which delayed parameters have of their own.
+"""Finds the counters of an optimizer, of which delayed parameters have their own.
 
 `_delayed` says why. A leaf of the optimizer's state is a counter if it belongs to no
-parameter and an update changes it. Hyperparameters of `optax.inject_hyperparams` are
-none: they are computed anew in each update, or are constants that a user may change.
+parameter and an update changes it. The hyperparameters of `optax.inject_hyperparams`
+are no counters: each update computes them anew, or a user may change them for both
+kinds of parameters.
 """
 
 import operator

@@ -22,8 +22,8 @@ bytes. The rest is delayed, and the update is given
 $$w_t = w_{t-1} - u(L_{t-1} + (g - L)_{t-K})$$
 
 Directions in which devices agree, among them those of large curvature, have no delay
-then. Over a run, the sum of all gradients is that of synchronous training. There are
-K-1 updates more, because a drain applies what is left in updates of its own.
+then. Over a run, the sum of all gradients is that of synchronous training. A drain
+applies what is left in K-1 updates of its own, so there are more updates than batches.
 """
 
 import dataclasses
