@@ -20,7 +20,7 @@ the parameters that it computes with. The programs are compiled for 64 H100 GPUs
 need not be there, and do not run.
 
 Command: python -m experiments.memory
-Time: about 15 minutes on 2 cores.
+Time: about 17 minutes on 2 cores.
 Result: experiments/results/memory.json
 """
 
@@ -61,6 +61,7 @@ STEPS: dict[str, tuple[int, dict[str, Any]]] = {
     "K=1": (1, {}),
     "K=2, plain": (2, {"weight_prediction": False}),
     "K=2, predicted": (2, {"weight_prediction": "own"}),
+    "K=2, default": (2, {}),
     "K=3, plain": (3, {"weight_prediction": False}),
     "K=3, predicted": (3, {"weight_prediction": "own"}),
     "K=1, sharded": (1, SHARDED),

@@ -27,11 +27,11 @@ def program(
 
 
 def returning(command: Sequence[str]) -> list[str]:
-    """Returns a command that runs another, and runs it once more if it is killed.
+    """Returns a command that runs another, and runs it again whenever it is killed.
 
     It stands for a host that is lost, and that starts the command anew when it returns.
     """
-    again = '"$@"; status=$?; [ $status = 137 ] && exec "$@"; exit $status'
+    again = 'while "$@"; status=$?; [ $status = 137 ]; do :; done; exit $status'
     return ["sh", "-c", again, "sh", *command]
 
 

@@ -31,7 +31,7 @@ from pipejax._internal.figures import new_figure
 from pipejax.launch._goodput import PARTS, Event, Goodput, events, goodput
 
 from .__main__ import digests
-from .command import launched, program
+from .command import launched, program, returning
 from .printed import printed
 from .provoke import CUT_OFF, MEMORY, Fault, Kind, Lost
 
@@ -136,6 +136,8 @@ def run(
             command = launched(command, restarts, config.limit, *more)
             keep = 'PIPEJAX_TIMELINE="$0/$RANK" exec "$@"'
             command = ["sh", "-c", keep, lines, *command]
+            lost = any(kind == "host lost" for kind, _, _ in faults)
+            command = returning(command) if lost else command
         else:
             command += ["--every", str(config.every_before), "--timeline", lines]
             command = launched(command, restarts, config.limit)
@@ -152,7 +154,8 @@ def run(
         hosts = [events(pathlib.Path(lines) / str(i)) for i in range(config.hosts)]
     found = digests(said)
     if len(found) != config.hosts or len(set(found)) != 1:
-        raise RuntimeError(f"a job with {faults} did not end alike: {said}")
+        ends = {host: text[-2000:] for host, text in said.items()}
+        raise RuntimeError(f"a job with {faults} did not end alike: {ends}")
     split = of_hosts(
         hosts if before is None else [*map(converted, hosts)], begun, until
     )

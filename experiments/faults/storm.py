@@ -17,7 +17,7 @@ from experiments import report
 from . import goodput
 
 STORM = goodput.Config(
-    steps=3000,
+    steps=4000,
     # With the time that a fault costs, this makes some 125 faults an hour.
     between=50.0,
     kinds=("killed", "stopped", "host lost"),

@@ -18,6 +18,7 @@ from ._arrays import filled, is_small, large_batch
 
 ALGORITHMS: dict[str, collectives.AllReduce] = {
     "psum": collectives.psum(),
+    "two-shot bf16": collectives.two_shot(codecs.bf16()),
     "two-shot int8": collectives.two_shot(codecs.int8()),
 }
 HOSTS = 2

@@ -110,6 +110,7 @@ class Diagnosis(NamedTuple):
     overlap: Overlap
     fit: timing.Fit | None  # `None` on a single device
     advice: Advice | None
+    plan: str = ""  # flags of `pipejax plan`, where that command is to give the advice
 
     def __str__(self) -> str:
         parts = {
@@ -168,7 +169,13 @@ class Diagnosis(NamedTuple):
 
     def _model(self) -> list[str]:
         if self.advice is None:
-            return ["`pipejax plan` calculates what a cluster would gain."]
+            if not self.plan:
+                return ["`pipejax plan` calculates what a cluster would gain."]
+            return [
+                "The devices of this program share a model, an optimizer or a round."
+                " After `pipejax calibrate --out cluster.json`, this command ranks its"
+                f" setups: pipejax plan cluster.json {self.plan}"
+            ]
         model = self.advice.model
         return [
             f"{model.elements:,} parameters, {model.compute:.1f} ms of compute a step",

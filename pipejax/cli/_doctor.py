@@ -3,6 +3,7 @@
 
 import argparse
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 import pipejax as pj
 from pipejax import timing
 from pipejax._core.executors import Fused, FusedRounds
+from pipejax.codecs import Codec
 from pipejax.launch import Place
 
 from ._candidates import USUAL, candidates
@@ -21,7 +23,7 @@ from ._command import add_command, write_json
 from ._delayed import merged_flags
 from ._diagnosis import Advice, Diagnosis, Overlap
 from ._doctor_picture import picture
-from ._model import Model, RunnableStep, elements, load_step
+from ._model import Model, RunnableStep, elements, load_step, spread
 from ._rows import chosen, in_rounds
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
@@ -81,21 +83,10 @@ def run(args: argparse.Namespace) -> int:
         fit = timing.calibrate(mesh, codecs, timing.SIZES, args.rounds)
     if jax.process_index() != 0:
         return 0
-    advice = None
-    if fit:
-        model = model or Model.of(program, times)
-        compute = timing.Compute.of(model.compute / 1e3)
-        one_core = mesh.devices.flat[0].platform == "cpu"
-        ways = timing.plan(
-            fit.cluster, model.elements, compute, codecs, one_core=one_core
-        )
-        best, rounds = chosen(ways), []
-        if best.ratio > EXPOSED:
-            rounds = in_rounds(ways, codecs, compute, one_core=one_core)
-        # In an exchange of two levels, the devices of a host predict as one.
-        replicas = fit.cluster.hosts if best.config.levels else mesh.size
-        late = _least_delay(program, model, best)
-        advice = Advice(model, ways, late, replicas, rounds)
+    model = model or Model.of(program, times)
+    shared = spread(program.train, program.state)
+    plan = f"{model}{shared}" if fit and shared else ""
+    advice = _advice(fit, model, program, codecs) if fit and not plan else None
     executor = program.train.executor
     measured = Overlap(
         args.model or "a built-in MLP", f"{executor.name} ({executor.reason})", times
@@ -103,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     options = (
         executor.options if isinstance(executor, Fused | FusedRounds) else ({}, {})
     )
-    found = Diagnosis(_here(mesh, place), *options, measured, fit, advice)
+    found = Diagnosis(_here(mesh, place), *options, measured, fit, advice, plan)
     print(found)
     with in_one_line(ImportError, OSError, ValueError):
         if args.json:
@@ -111,6 +102,22 @@ def run(args: argparse.Namespace) -> int:
         if args.plot:
             picture(found, args.plot)
     return 0
+
+
+def _advice(
+    fit: timing.Fit, model: Model, program: RunnableStep, codecs: Mapping[str, Codec]
+) -> Advice:
+    """Returns what to choose if every device has all of the model and the optimizer."""
+    mesh = program.train.mesh
+    compute = timing.Compute.of(model.compute / 1e3)
+    one_core = mesh.devices.flat[0].platform == "cpu"
+    ways = timing.plan(fit.cluster, model.elements, compute, codecs, one_core=one_core)
+    best, rounds = chosen(ways), []
+    if best.ratio > EXPOSED:
+        rounds = in_rounds(ways, codecs, compute, one_core=one_core)
+    # In an exchange of two levels, the devices of a host predict as one.
+    replicas = fit.cluster.hosts if best.config.levels else mesh.size
+    return Advice(model, ways, _least_delay(program, model, best), replicas, rounds)
 
 
 def _least_delay(program: RunnableStep, model: Model, way: timing.RankedConfig) -> Any:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from ._iteration import Compute
+from ._plan import ranked
 from ._train_config import RankedConfig
 
 FACTORS = (1, 4, 16)
@@ -30,7 +31,8 @@ def local_steps(
       one_core: As `plan` was given.
 
     Returns:
-      The ways. Of equally short steps, those with the shorter round come first.
+      The ways. Of those whose step times differ by at most 1 %, the shorter round
+      comes first, then the order of `plan`.
 
     Raises:
       ValueError: If the compute takes no time.
@@ -64,4 +66,4 @@ def local_steps(
             config = choice.config._replace(sync_every=every, overlap_steps=overlap)
             step = config.step(compute, choice.exchange, one_core=one_core)
             found.append(choice._replace(config=config, step=step))
-    return sorted(found, key=lambda way: (round(way.ratio, 6), way.config.sync_every))
+    return ranked(found)

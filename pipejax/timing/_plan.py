@@ -230,9 +230,10 @@ def _known(
 def ranked(choices: Sequence[RankedConfig]) -> list[RankedConfig]:
     """Sorts by step time, and by simplicity where step times count as equal."""
 
-    def simplicity(choice: RankedConfig) -> tuple[int, int, float, bool, float]:
+    def simplicity(choice: RankedConfig) -> tuple[float, ...]:
         config, total = choice.config, choice.exchange.total
-        return config.width, config.buckets, choice.dropped, config.levels, total
+        steps = config.width, config.sync_every, config.buckets
+        return *steps, choice.dropped, config.levels, total
 
     # Each group reaches from its fastest way to ways that are 1 % slower. A chain of
     # nearly equal ways is therefore cut, and never spans more than that.

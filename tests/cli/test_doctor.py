@@ -63,6 +63,18 @@ def test_doctor_prints_a_local_step_for_a_short_compute(tmp_path, capsys, monkey
     assert "train = pj.make_local_step(" in printed
 
 
+def test_doctor_sends_a_sharded_optimizer_to_plan(tmp_path, capsys):
+    path = tmp_path / "sharded_model.py"
+    path.write_text(MODEL.replace("mesh=mesh", "mesh=mesh, shard_optimizer=True"))
+    code, found, _ = doctor(tmp_path, "--model", f"{path}:step")
+    assert code == 0
+    assert found["ways"] is found["python"] is None
+    assert found["cluster"]
+    printed = capsys.readouterr().out
+    assert "pipejax plan cluster.json --parameters 48 --compute-ms " in printed
+    assert " --batch 8 --shard-optimizer\n" in printed
+
+
 @pytest.mark.full  # it measures a larger model than its own
 def test_doctor_accepts_a_model_in_numbers(tmp_path, capsys):
     code, found, _ = doctor(tmp_path, "--parameters", "300M", "--compute-ms", "250")

@@ -88,7 +88,8 @@ def test_profile_counts_time_beside_kernels(tmp_path):
 
 
 def test_failed_and_omitted_parts_are_recorded(tmp_path, monkeypatch):
-    def run(part):
+    def run(part, seconds):
+        assert 0 < seconds <= gpu.Config().seconds
         if part == "codecs":
             return {"failed": "exit code 1: no memory"}
         return {"device": "1 x Card", "found": {}}
@@ -103,7 +104,12 @@ def test_failed_and_omitted_parts_are_recorded(tmp_path, monkeypatch):
     assert cells(out)["trace"]["left_out"] == "the time was up"
 
 
+def test_part_is_stopped_when_the_time_is_up(monkeypatch):
+    monkeypatch.setattr(gpu, "GRACE", 0)
+    assert gpu.run("exact", 0.01) == gpu.TIME_IS_UP
+
+
 @pytest.mark.full
 def test_failing_part_records_its_error():
-    found = gpu.run("memory:mlp:width 9")
+    found = gpu.run("memory:mlp:width 9", 480)
     assert found == {"failed": "exit code 1: KeyError: 'width 9'"}

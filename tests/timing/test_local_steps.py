@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipejax import timing
+from pipejax import codecs, timing
 
 COMPUTE = timing.Compute.of(0.25)
 SLOW = timing.Cluster(4, timing.Link(50e-6, 1.25e6))
@@ -53,3 +53,19 @@ def test_compute_without_time_is_refused():
     ranked = timing.plan(SLOW, 1_000, timing.Compute.of(0.0))
     with pytest.raises(ValueError, match="`compute` must take time"):
         timing.local_steps(ranked, timing.Compute.of(0.0))
+
+
+def test_shorter_round_comes_first_among_steps_within_one_percent():
+    compute = timing.Compute.of(0.25)
+    link = timing.Link(50e-6, 1.25e6)
+    int8 = {"int8": timing.CodecSpeed(5e9, 5e9)}
+    cluster = timing.Cluster(4, link, codecs=int8)
+    ranked = timing.plan(
+        cluster, 4_000_000, compute, {"int8": codecs.int8()}, one_core=True
+    )
+    first = timing.local_steps(ranked, compute, one_core=True)[0]
+    exact = [way for way in ranked if way.config.codec is None]
+    longer = timing.local_steps(exact, compute, one_core=True)[0]
+    assert first.config.codec == "int8"  # whose work takes time of the only core
+    assert longer.step < first.step < 1.01 * longer.step
+    assert first.config.sync_every < longer.config.sync_every
