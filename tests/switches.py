@@ -14,6 +14,7 @@ SWITCHES = {
     "guard": ("jax_transfer_guard", "disallow"),
     "key reuse": ("jax_debug_key_reuse", True),
     "matmul": ("jax_default_matmul_precision", "highest"),
+    "generator": ("jax_default_prng_impl", "rbg"),
 }
 
 

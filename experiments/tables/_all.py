@@ -61,6 +61,12 @@ def _replicas() -> Table:
     return replicas.shown_rows(replicas.committed())
 
 
+def _few_replicas() -> Table:
+    """Returns the rows with few and with many replicas alone."""
+    titles, *rows = _replicas()
+    return [titles, *(row for row in rows if row[2] in ("4", "64"))]
+
+
 def _accuracy() -> Table:
     runs = result("sharded_optimizer_accuracy")["runs"]
     return accuracy.rows(result("convergence"), runs)
@@ -104,6 +110,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "paper.steps": _of(_paper.steps, "paper", "cells"),
     "prediction": _of(prediction.rows, "prediction", "cells"),
     "replicas": _replicas,
+    "replicas.few": _few_replicas,
     "replicas.cluster": _of(speedup.table_rows, "replicas_cluster", "cells"),
     "profile.phases": _of(allreduce_profile.phases, "allreduce_profile", "cells"),
     "profile.whole": _of(allreduce_profile.whole, "allreduce_profile", "cells"),

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .types import ClosedJaxpr, JaxprEqn
+
 # Primitives that only call a function. The equations of the function replace them.
 _CALLS = (
     "jit",
@@ -58,6 +60,18 @@ def inlined(closed: Any, names: dict[Any, Any]) -> Iterator[Equation]:
         writes = tuple(object() for _ in equation.outvars)
         names.update(zip(equation.outvars, writes, strict=True))
         yield Equation(equation, jaxpr, reads, writes)
+
+
+def programs_in(equation: JaxprEqn) -> Iterator[ClosedJaxpr]:
+    """Yields the programs that an equation runs, such as the branches of a `cond`."""
+    from jax.extend import core  # is slow to import
+
+    for value in equation.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, core.ClosedJaxpr):
+                yield item
+            elif isinstance(item, core.Jaxpr):
+                yield core.ClosedJaxpr(item, ())
 
 
 def name_of(names: dict[Any, Any], variable: Any) -> Any:

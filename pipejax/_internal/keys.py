@@ -12,6 +12,15 @@ def is_key(leaf: Any) -> bool:
     return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def key_of(seed: jax.Array) -> jax.Array:
+    """Returns a key from which all devices and programs draw the same numbers.
+
+    With `jax_default_prng_impl="rbg"`, numbers would depend on the compiler, and inside
+    `jax.vmap` those of all seeds on the first one.
+    """
+    return jax.random.key(seed, impl="threefry2x32")
+
+
 def as_numbers(function: Callable[[Any], Any], tree: Any) -> Any:
     """Returns `function(tree)`, where the function gets numbers in place of keys."""
     leaves, structure = jax.tree.flatten(tree)

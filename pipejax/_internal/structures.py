@@ -81,14 +81,22 @@ def like_optimizer(
         (path, jnp.shape(leaf)): item
         for (path, leaf), item in zip(leaves, items, strict=True)
     }
+    own, below = paths(params), dict[Any, set[Any]]()
+    for path in paths(opt_state):
+        for start in range(len(path) + 1):
+            below.setdefault(path[:start], set()).add(path[start:])
 
     def item(path: Any, leaf: Any) -> Any:
         # An Optax state holds moments, averages and accumulated gradients in pytrees
         # like the parameters. The path of such a leaf ends with the path of its
         # parameter. All others, such as counters, belong to no parameter.
-        ends = (path[start:] for start in range(len(path) + 1))
-        found = (known.get((end, jnp.shape(leaf))) for end in ends)
-        return next((each for each in found if each is not None), default)
+        shape = jnp.shape(leaf)
+        for start in range(len(path) + 1):
+            found = known.get((path[start:], shape))
+            # A number may be called like a parameter, and has others beside it.
+            if found is not None and (shape or below[path[:start]] <= own):
+                return found
+        return default
 
     return jax.tree_util.tree_map_with_path(item, opt_state)
 

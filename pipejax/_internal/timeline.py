@@ -1,5 +1,6 @@
 """Notes what happens in a process, for `pipejax launch`, which says where time goes."""
 
+import contextlib
 import json
 import os
 import time
@@ -24,6 +25,6 @@ def note(what: str, **more: Any) -> None:
 
 
 def append(path: str | os.PathLike[str], what: str, **more: Any) -> None:
-    """Appends a line to a timeline."""
-    with open(path, "a") as file:
+    """Appends a line to a timeline; a full disk must not end the job."""
+    with contextlib.suppress(OSError), open(path, "a") as file:
         file.write(json.dumps({"at": now(), "what": what, **more}) + "\n")

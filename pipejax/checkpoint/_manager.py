@@ -32,7 +32,10 @@ class LockedManager(ocp.CheckpointManager):
         super().__init__(*args, **kwargs)
 
     def latest_step(self) -> int | None:
-        # A program asks for it to find out whether there is anything to restore.
+        # A program asks for it to find out whether there is anything to restore, or
+        # beside a job that saves, whether there is anything new. Orbax lists once.
+        if self.read_only and jax.process_count() == 1:
+            self.reload()
         own = super().latest_step()
         newest = None if self.keeper is None else self.keeper.newest()
         found = [step for step in (own, newest) if step is not None]

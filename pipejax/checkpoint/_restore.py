@@ -159,6 +159,13 @@ def _from_memory(
         return found > newest if step is None else found in {step} - saved
 
     found = from_memory(keeper, choose, wanted)
+    if found is None and step is None and not saved and keeper.newest() is not None:
+        keeper.discard()
+        raise FileNotFoundError(
+            f"`manager` must have a checkpoint, got none in {manager.directory}, and"
+            f" snapshots in {keeper.memory.path} that are damaged or of other devices."
+            " They are removed now: start the program again, and it begins anew."
+        )
     keeper.restored()
     return found
 

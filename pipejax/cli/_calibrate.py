@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax import codecs, timing
 
 from ._candidates import USUAL, candidates
-from ._cluster import calibration, extrapolated
+from ._cluster import calibration, extrapolated, shared_hosts
 from ._command import add_command, write_json
 from ._model import Model, load_step, spread
 from ._units import ROUNDS, VECTOR, check, count
@@ -73,13 +73,14 @@ def run(args: argparse.Namespace) -> int:
         model = Model.of(program, times)
     with in_one_line(ValueError), enough_memory("sizes"):
         fit = timing.calibrate(mesh, chosen, sizes, rounds=args.rounds)
+    notes = shared_hosts(mesh.size)
     if jax.process_index() == 0:
         trust = timing.trust(fit)
-        print(f"{fit}\n\n{trust}")
+        print("\n".join([str(fit), *notes, f"\n{trust}"]))
         if model:
-            notes = extrapolated(model.elements, trust.largest)
+            far = extrapolated(model.elements, trust.largest)
             also = spread(program.train, program.state)
-            print("\n".join([*notes, f"model: {model}{also}"]))
+            print("\n".join([*far, f"model: {model}{also}"]))
         if args.out:
             with in_one_line(OSError):
                 write_json(args.out, calibration(fit))

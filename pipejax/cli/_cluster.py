@@ -3,8 +3,13 @@
 import argparse
 import dataclasses
 import json
+import socket
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
+from jax.experimental import multihost_utils
 
 from pipejax import codecs, timing
 from pipejax._internal.integers import is_integer
@@ -109,6 +114,22 @@ def extrapolated(elements: int, largest: int | None) -> list[str]:
     return [
         f"Extrapolated: the gradient has {elements / largest:.1f} times the elements of"
         f" the largest vector measured, {largest:,}."
+    ]
+
+
+def shared_hosts(devices: int) -> list[str]:
+    """Returns a line if several of the measured devices share a host, else none.
+
+    All processes must call it.
+    """
+    name = np.uint32(zlib.crc32(socket.gethostname().encode()))
+    hosts = np.unique(multihost_utils.process_allgather(name)).size
+    if hosts == devices:
+        return []
+    return [
+        f"The {devices} devices were measured as hosts with a link each, and share"
+        f" {hosts}. For plans of hosts with several devices, give `pipejax plan`"
+        " --hosts, --devices and --bandwidth in place of a file."
     ]
 
 

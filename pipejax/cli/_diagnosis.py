@@ -109,6 +109,7 @@ class Diagnosis(NamedTuple):
     dropped: dict[str, str]  # refused compiler options, each with the reason
     overlap: Overlap
     fit: timing.Fit | None  # `None` on a single device
+    notes: Sequence[str]  # on what was measured
     advice: Advice | None
     plan: str = ""  # flags of `pipejax plan`, where that command is to give the advice
 
@@ -165,7 +166,7 @@ class Diagnosis(NamedTuple):
     def _speeds(self) -> list[str]:
         if self.fit is None:
             return ["Start this command on every host of a cluster to measure them."]
-        return [self.fit.speeds, str(timing.trust(self.fit))]
+        return [self.fit.speeds, str(timing.trust(self.fit)), *self.notes]
 
     def _model(self) -> list[str]:
         if self.advice is None:
@@ -173,8 +174,8 @@ class Diagnosis(NamedTuple):
                 return ["`pipejax plan` calculates what a cluster would gain."]
             return [
                 "The devices of this program share a model, an optimizer or a round."
-                " After `pipejax calibrate --out cluster.json`, this command ranks its"
-                f" setups: pipejax plan cluster.json {self.plan}"
+                " This command ranks its setups: pipejax plan --hosts N --devices N"
+                f" --bandwidth RATE {self.plan}"
             ]
         model = self.advice.model
         return [

@@ -19,6 +19,7 @@ from pipejax.codecs import Codec
 from pipejax.launch import Place
 
 from ._candidates import USUAL, candidates
+from ._cluster import shared_hosts
 from ._command import add_command, write_json
 from ._delayed import merged_flags
 from ._diagnosis import Advice, Diagnosis, Overlap
@@ -81,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     fit = None
     if mesh.size > 1:
         fit = timing.calibrate(mesh, codecs, timing.SIZES, args.rounds)
+    notes = shared_hosts(mesh.size) if fit else []
     if jax.process_index() != 0:
         return 0
     model = model or Model.of(program, times)
@@ -94,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     options = (
         executor.options if isinstance(executor, Fused | FusedRounds) else ({}, {})
     )
-    found = Diagnosis(_here(mesh, place), *options, measured, fit, advice, plan)
+    found = Diagnosis(_here(mesh, place), *options, measured, fit, notes, advice, plan)
     print(found)
     with in_one_line(ImportError, OSError, ValueError):
         if args.json:

@@ -184,7 +184,8 @@ def _inside(cluster: timing.Cluster, elements: int) -> str:
     if cluster.devices < 2:
         raise UsageError(
             "`--sharded` must be used with several devices on each host, got"
-            f" {cluster.devices}; give --devices"
+            f" {cluster.devices}; give --hosts, --devices and --bandwidth in place of a"
+            " file, which has one device for each host"
         )
     found = timing.fsdp(cluster, elements)
     return (

@@ -17,6 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from pipejax._internal.bits import from_words, to_words, unpack
+from pipejax._internal.keys import key_of
 from pipejax._internal.ravel import Shapes
 
 from ._blocks import check_block
@@ -81,7 +82,7 @@ class Rotated(Codec):
     def _signs(self, seed: jax.Array) -> jax.Array:
         """Draws the signs of the elements of a block, `[1, n]`, for all blocks."""
         # Each block is rotated at random, which is all that its errors depend on.
-        bits = jax.random.bits(jax.random.key(seed[0]), (self.block // 8,), jnp.uint8)
+        bits = jax.random.bits(key_of(seed[0]), (self.block // 8,), jnp.uint8)
         return 1 - 2 * unpack(bits, 1).astype(jnp.float32)[None]
 
 

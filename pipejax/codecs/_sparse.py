@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from pipejax._internal.bits import from_words, pack, poison, to_words, unpack
 from pipejax._internal.integers import is_integer
+from pipejax._internal.keys import key_of
 from pipejax._internal.ravel import Shapes
 
 from ._cast import Cast
@@ -312,4 +313,4 @@ def check_k(k: int | float) -> int | float:
 
 def _drawn(seed: jax.Array, k: int, strata: int) -> jax.Array:
     """Draws one place in `[0, strata)` for each of the k parts: int32 `[k]`."""
-    return jax.random.randint(jax.random.key(seed), (k,), 0, strata, jnp.int32)
+    return jax.random.randint(key_of(seed), (k,), 0, strata, jnp.int32)

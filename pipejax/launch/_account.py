@@ -62,7 +62,7 @@ class Account:
         self._paths = [each.environment[timeline.VARIABLE] for each in with_variables]
         for path in self._paths:
             timeline.append(path, "begun")
-        self._offset = pathlib.Path(self._paths[0]).stat().st_size
+        self._offset = sum(path.stat().st_size for path in self._first())
         return with_variables
 
     def settled(self) -> bool:
@@ -73,11 +73,14 @@ class Account:
         now = timeline.now()
         if self._stepped == math.inf and now - self._looked > _LOOK:
             self._looked = now
-            with open(self._paths[0]) as file:
-                file.seek(self._offset)
-                if '"what": "step"' in file.read():
+            for path in self._first():
+                if b'"what": "step"' in path.read_bytes()[self._offset :]:
                     self._stepped = now
         return now - self._stepped > _STEPPING or now - self._began > _SILENT
+
+    def _first(self) -> list[pathlib.Path]:
+        """Returns the timeline of the first process, if there is one."""
+        return [path for path in map(pathlib.Path, self._paths[:1]) if path.exists()]
 
     def result(self) -> Goodput | None:
         """Returns the goodput so far; `None` without steps."""
@@ -93,14 +96,17 @@ class Account:
             if self._file is not None:
                 self._say(
                     f"{self._file} is not written: goodput needs two steps that the"
-                    " program has reported by Watchdog.step"
+                    " program has reported by Watchdog.step, with numbers that grow"
                 )
             return
         self._say(str(found))
         if self._file is not None:
             content = found._asdict() | {"goodput": found.share}
             content["restarts"] = self._attempts - 1
-            self._file.write_text(json.dumps(content, indent=1) + "\n")
+            try:
+                self._file.write_text(json.dumps(content, indent=1) + "\n")
+            except OSError as error:
+                self._say(f"{self._file} is not written: {error}")
 
 
 @contextlib.contextmanager

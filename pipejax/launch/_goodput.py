@@ -88,9 +88,11 @@ def goodput(
       cut_off: From when to when a link was cut off.
 
     Returns:
-      The goodput; `None` with fewer than two steps.
+      The goodput; `None` with fewer than two steps, or if their numbers fall.
     """
     attempts = _attempts(timelines[0])
+    if any(b["step"] < a["step"] for steps in attempts for a, b in pairwise(steps)):
+        return None
     spans = [[_Span.of(*pair) for pair in pairwise(steps)] for steps in attempts]
     firsts = [span for each in spans for span in each[:1]]
     others = [span for each in spans for span in each[1:]]
@@ -156,9 +158,15 @@ def _attempts(timeline: Sequence[Event]) -> list[list[Event]]:
             found.append([])
         elif event["what"] == "saved":
             saves += event["seconds"]
-        elif event["what"] == "step":
+        # A number that is noted again, such as that of the first step of a second
+        # watchdog, is the same step.
+        elif event["what"] == "step" and event["step"] != _last_step(found[-1]):
             found[-1].append({**event, "saves": saves})
     return [steps for steps in found if steps]
+
+
+def _last_step(steps: Sequence[Event]) -> int | None:
+    return steps[-1]["step"] if steps else None
 
 
 def _gap(

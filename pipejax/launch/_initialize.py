@@ -85,6 +85,8 @@ def initialize(
       RollCallError: If a process does not come, comes twice or differs from the others.
         Every process raises it, with a line for each reason.
     """
+    # Before the wait: files may change meanwhile, and this process keeps what it has.
+    modules = _record.own_modules()
     _standby.wait_if_standing_by()
     check_heartbeat(heartbeat)
     if not 0 < timeout <= 1e6:
@@ -103,7 +105,7 @@ def initialize(
     _log.info(said, place.rank, place.processes, place.launcher)
     bind = bind or os.environ.get(_BIND) or place.coordinator
     check_address("bind", bind, f"the argument, or {_BIND}")
-    mine = _record.of_this_process(place, config or {})
+    mine = _record.of_this_process(place, config or {}, modules)
     secret = proofs.secret_of()
     meeting = _roll_call.call(place, mine, bind=bind, timeout=timeout, secret=secret)
     _liveness.keep(meeting.connections)

@@ -45,8 +45,10 @@ _PACE = 20  # the number of steps that say how long a step takes
 
 @dataclasses.dataclass
 class Progress:
-    """The part of a `ProcessReport` that the main thread writes."""
+    """The part of a `ProcessReport` that the thread of the training writes."""
 
+    # The identifier of this thread.
+    thread: int = dataclasses.field(default_factory=threading.get_ident)
     step: int = 0
     since: float = 0.0  # the time of `time.monotonic()`
     stepped: bool = False  # whether `since` is the beginning of a step
@@ -186,7 +188,7 @@ class Monitor:
 
     def _report(self, count: int, over: bool) -> ProcessReport:
         now = time.monotonic()
-        where = _where.main_thread()
+        where = _where.thread(self.progress.thread)
         if where.busy:
             self.progress.since, self.progress.stepped = now, False
         # `outside` counts from the last moment of work or waiting inside of JAX.

@@ -11,7 +11,7 @@ import socket
 import sys
 import sysconfig
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -75,7 +75,9 @@ class Record(JsonLine):
         return f"{self.rank} on {self.host}"
 
 
-def of_this_process(place: Place, config: Mapping[str, Any]) -> Record:
+def of_this_process(
+    place: Place, config: Mapping[str, Any], modules: dict[str, str]
+) -> Record:
     """Collects what can be compared before JAX has asked for devices."""
     same = {"Python": platform.python_version()}
     same |= {name: _version(name) for name in _PACKAGES}
@@ -83,7 +85,7 @@ def of_this_process(place: Place, config: Mapping[str, Any]) -> Record:
     same["XLA_FLAGS"] = _compiler_flags(os.environ.get("XLA_FLAGS", ""))
     same |= {f"config {name}": str(value) for name, value in config.items()}
     host = socket.gethostname()
-    return Record(place.rank, place.processes, host, same, dict(_own_modules()))
+    return Record(place.rank, place.processes, host, same, modules)
 
 
 def differences(records: Sequence[Record]) -> list[str]:
@@ -139,13 +141,14 @@ def _compiler_flags(text: str) -> str:
     return " ".join(sorted(flag for flag in flags if "xla_dump" not in flag))
 
 
-def _own_modules() -> Iterator[tuple[str, str]]:
-    """Yields name and digest of each imported module that is not an installed one."""
-    library = sysconfig.get_path("stdlib") + os.sep
+def own_modules() -> dict[str, str]:
+    """Returns the digest of each imported module that is not an installed one."""
+    library, found = sysconfig.get_path("stdlib") + os.sep, {}
     for name, module in sorted(sys.modules.copy().items()):
         path = pathlib.Path(getattr(module, "__file__", None) or "")
         installed = {"site-packages", "dist-packages"} & set(path.parts)
         if installed or str(path).startswith(library):
             continue
         if path.suffix == ".py" and path.is_file():
-            yield name, hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return found

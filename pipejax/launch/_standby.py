@@ -8,12 +8,15 @@ again after a fault, it is woken and told its place, and need not import anythin
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import signal
 from collections.abc import Iterable, MutableMapping, Sequence
 
 from ._guard import die_with_parent
 from ._start import Process, Start, opened, started
+
+_log = logging.getLogger(__name__)
 
 VARIABLE = "PIPEJAX_STANDBY"
 """The variable that holds the file descriptor from which a process is woken."""
@@ -29,13 +32,13 @@ def wait_if_standing_by(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     if (number := environ.pop(VARIABLE, None)) is None:
         return
+    parent = os.getppid()  # the launcher, or a program that it has started
     with open(int(number)) as woken:
         line = woken.readline()
     if not line.endswith("\n"):
         os._exit(0)
-    told = json.loads(line)
-    environ.update(told["environment"])
-    die_with_parent(told["parent"], signal.SIGKILL)
+    environ.update(json.loads(line))
+    die_with_parent(parent, signal.SIGKILL)
 
 
 class Reserve:
@@ -50,9 +53,19 @@ class Reserve:
         self._standing: list[tuple[Process, int]] = []
 
     def fill(self, starts: Sequence[Start]) -> None:
-        """Starts a process for each place, unless they are there or not wanted."""
-        if self.wanted and not self._standing:
-            self._standing = [_stands_by(start) for start in starts]
+        """Starts a process for each place, unless they are there or not wanted.
+
+        If one cannot be started, a log record says so, and there are none any more.
+        """
+        if not self.wanted or self._standing:
+            return
+        try:
+            for start in starts:
+                self._standing.append(_stands_by(start))
+        except OSError as error:
+            self.end()
+            self.wanted = False
+            _log.warning("no process stands by: %s", error)
 
     def take(self, starts: Sequence[Start]) -> Iterable[Process]:
         """Returns a process for each place: those that stand by, or else new ones."""
@@ -61,10 +74,9 @@ class Reserve:
             _end(standing)
             return map(started, starts)  # one by one, as they are asked for
         for (_, wakes), start in zip(standing, starts, strict=True):
-            told = {"environment": dict(start.environment), "parent": os.getpid()}
             # One that has ended meanwhile is noticed as a process that has failed.
             with contextlib.suppress(BrokenPipeError), open(wakes, "w") as end:
-                end.write(json.dumps(told) + "\n")
+                end.write(json.dumps(dict(start.environment)) + "\n")
         return [process for process, _ in standing]
 
     def end(self) -> None:

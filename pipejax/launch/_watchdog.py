@@ -3,6 +3,7 @@
 import contextlib
 import math
 import operator
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ HEARTBEAT = 100.0
 # all processes can name a silent one, before the runtime aborts them.
 _SOONER = 20.0
 _NOTED = 0.2  # seconds between two notes in the timeline
+_MOST = 5000  # notes in a timeline, after which they become rarer
 _LEAST = 10.0  # the shortest limit, in seconds
 
 
@@ -108,23 +110,27 @@ class Watchdog:
         self._limit = limit
         self._progress = Progress()
         self._monitor: Monitor | None = None
+        self._began = time.monotonic()
         self._noted = -math.inf  # when a step was last noted in the timeline
 
     def step(self, number: int) -> None:
         """Reports that this process begins a step.
 
         Args:
-          number: The number of the step, an integer of any type.
+          number: The number of the step, an integer of any type. It must grow over the
+            whole run for `pipejax launch` to tell how much of the time was useful.
 
         Raises:
           TypeError: If `number` is not an integer.
         """
         progress, now = self._progress, time.monotonic()
+        progress.thread = threading.get_ident()
         progress.step = operator.index(number)
         if progress.stepped:
             progress.paces.append(now - progress.since)
         progress.since, progress.stepped = now, True
-        if now - self._noted > _NOTED:
+        # The longer a run, the fewer notes it needs.
+        if now - self._noted > max(_NOTED, (now - self._began) / _MOST):
             self._noted = now
             timeline.note("step", step=progress.step)
 
@@ -154,6 +160,7 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         self._progress.since = time.monotonic()
+        self._progress.thread = threading.get_ident()
         client = key_value_client()
         if client is not None and jax.process_count() > 1:
             rank, processes = jax.process_index(), jax.process_count()

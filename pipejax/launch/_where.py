@@ -1,4 +1,4 @@
-"""Finds out where a process's main thread is, and whether a save has failed."""
+"""Finds out where a thread of a process is, and whether a save has failed."""
 
 import gc
 import itertools
@@ -38,8 +38,8 @@ class Where(NamedTuple):
         return "".join(traceback.format_list(self.frames[-_DEEPEST:]))
 
 
-def main_thread() -> Where:
-    found = _frames(threading.main_thread().ident or 0)
+def thread(identifier: int) -> Where:
+    found = _frames(identifier)
     # Source lines are left out, since they would be read from files every second.
     stack = [traceback.FrameSummary(*each, lookup_line=False) for each in found]
     return of(stack[::-1])
@@ -51,7 +51,9 @@ def _frames(thread: int) -> list[tuple[str, int | None, str]]:
     # follow a link to a frame that no longer exists, and crash. Nothing here is
     # evaluated until `list` asks for the first element. From then on everything is one
     # call in C, during which no other thread runs.
-    innermost = map(operator.itemgetter(thread), iter(sys._current_frames, None))
+    # A thread that has ended has no frames.
+    frames_of = operator.methodcaller("get", thread)
+    innermost = map(frames_of, iter(sys._current_frames, None))
     links = itertools.chain(itertools.islice(innermost, 1), itertools.repeat("f_back"))
     frames = itertools.takewhile(operator.truth, itertools.accumulate(links, getattr))
     place = operator.attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name")

@@ -90,9 +90,10 @@ def least_delay(
     ready = train.ready_after(state, batch, shared)
     leaves, structure = jax.tree.flatten(state.trainable.whole_params)
     times = jax.tree.leaves(ready, is_leaf=lambda x: x is None)
-    # A frozen parameter has no gradient.
-    times = [0.0 if time is None else compute * time for time in times]
-    sizes = np.array([leaf.size * leaf.dtype.itemsize for leaf in leaves], float)
+    # A frozen parameter has no gradient, and sends nothing.
+    sent = [time is not None for time in times]
+    times = [compute * (time or 0.0) for time in times]
+    sizes = np.array([leaf.size * leaf.dtype.itemsize for leaf in leaves]) * sent
     seconds = exchange * sizes / max(sizes.sum(), 1)
     return jax.tree.unflatten(structure, fewest(times, seconds.tolist(), compute))
 

@@ -17,9 +17,10 @@ from pipejax._core.executors import (
     parted,
 )
 from pipejax._core.message import (
-    FLAG_BYTES,
     InFlight,
+    Message,
     Reduced,
+    agreed_bytes,
     parted_states,
     valid_at_once,
     valid_in_step,
@@ -61,11 +62,12 @@ def transfers_of(
             reduced = Reduced(total, valid.message, valid.message, squares)
         else:
             reduced = Reduced.of(message, valid.message)
+        flags = _flags(states, message, config.devices)
         transfers, at_once = (*flags, *exchange.stages.transfers), None
         if computed.at_once is not None:
             now, by = valid_at_once(), config.at_once.sums_by
             first = step.exchange(None, computed.at_once, now, by)
-            others = _flags(states_at_once, config.devices)
+            others = _flags(states_at_once, computed.at_once, config.devices)
             transfers = (*others, *first.stages.transfers, *transfers)
             at_once = Reduced.of(computed.at_once, now.message)
         # A `Partial` without arguments has no arrays, and keeps its function.
@@ -73,7 +75,6 @@ def transfers_of(
         return message, step.apply(state, computed, reduced, at_once), listed
 
     states, states_at_once = parted_states(state.in_flight.codec_states)
-    flags = _flags(states, config.devices)
     step, own, split = config.step, common_of(state), P(config.axis_name)
     of_inputs = inputs_over(config.axis_name)
     specs = state_data_specs(own, config.axis_name), split, of_inputs
@@ -85,10 +86,12 @@ def transfers_of(
     return (*others, *listed())
 
 
-def _flags(states: CodecStates, devices: int) -> tuple[Transfer, ...]:
+def _flags(states: CodecStates, message: Message, devices: int) -> tuple[Transfer, ...]:
     """Returns what devices send to agree whether codecs may replace their states."""
-    kept = jax.tree.leaves(states)
-    return (Transfer("all-reduce", devices, FLAG_BYTES),) if kept else ()
+    if not jax.tree.leaves(states):
+        return ()
+    size = agreed_bytes(devices, weighted=message.weight is not None)
+    return (Transfer("all-reduce", devices, size),)
 
 
 def transfers_of_round(
@@ -126,21 +129,22 @@ def _of_local_step(
     """Lists every collective of a kind of local step, as `transfers_of` does."""
 
     def local(moves: Moves, reads: RoundReads, inputs: Inputs) -> Any:
-        trained = config.train(kind, moves.local, moves.reported, inputs)
+        trained = config.train(kind, reads.form, moves.local, moves.reported, inputs)
         if moves.due is None:
             return trained, Outcome(), jax.tree_util.Partial(tuple)
         sent = config.sent(kind, moves, reads)
-        transfers = (*flags, *config.exchange(sent, reads).stages.transfers)
         message = config.message(*sent, reads.form)
+        flags = _flags(states, message, inner.devices)
+        transfers = (*flags, *config.exchange(sent, reads).stages.transfers)
         reduced = Reduced.of(message, jnp.array(True))
         outcome = config.after(trained.local, moves.due, sent, reads, reduced)
         return trained, outcome, jax.tree_util.Partial(lambda: transfers)
 
     inner, specs = config.inner, config.specs(kind)
     moves, reads = parted(state, kind, 0 if kind.exchanges else None)
-    flags: tuple[Transfer, ...] = ()
+    states: CodecStates = {}
     if moves.due is not None:
-        flags = _flags(moves.due.codec_states, inner.devices)
+        states = moves.due.codec_states
         moves = moves._replace(due=moves.due._replace(codec_states={}))
     given = *specs[:2], inputs_over(inner.axis_name)
     without_exchange = jax.jit(inner.on_mesh(local, given, (*specs[2:], P())))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from pipejax import codecs
+from pipejax._core.message import Message, mean_as, travelling
 from pipejax.codecs import Codec
 from pipejax.collectives import Layout, Summands
 
@@ -81,7 +82,7 @@ def compress(codec: Codec) -> optax.GradientTransformation:
         own, layout, n = _vector(codec, updates)
         if not layout.coded_size:
             return updates, state
-        leaves, structure = jax.tree.flatten(updates)
+        leaves, structure = jax.tree.flatten(travelling(updates, None))
         vector, nothing = layout.vectors(Summands(tuple(leaves)))
         padded = jnp.pad(vector, (0, n - vector.size))
         payload, after = own.encode(padded, state.codec)
@@ -91,13 +92,14 @@ def compress(codec: Codec) -> optax.GradientTransformation:
         finite = jnp.isfinite(decoded).all()
         after = jax.tree.map(lambda a, b: jnp.where(finite, a, b), after, state.codec)
         arrays = layout.arrays(decoded[: vector.size], nothing).coded
-        return jax.tree.unflatten(structure, arrays), CompressState(after)
+        sent = jax.tree.unflatten(structure, arrays)
+        return mean_as(sent, updates, Message(sent), devices=1), CompressState(after)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
 
 def _vector(codec: Codec, tree: Any) -> tuple[Codec, Layout, int]:
     """Returns the codec for these arrays, their layout, and their padded length."""
-    layout = Layout.of(Summands(tuple(jax.tree.leaves(tree))))
+    layout = Layout.of(Summands(tuple(jax.tree.leaves(travelling(tree, None)))))
     own = codec.of(layout.shapes, layout.working_dtype)
     return own, layout, -(-layout.coded_size // own.multiple) * own.multiple

@@ -1,5 +1,6 @@
 """Weight prediction for a hand-written training step."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.message import InFlight, mean_as, valid_in_queue
+from pipejax._core.message import InFlight, Reduced, mean_as, valid_in_queue
 from pipejax._core.prediction import Mean, Own, changed, predicted
 
 from ._pipelined import PipelinedState, kind_in, update_of
@@ -75,11 +76,13 @@ def predicted_params(
             " linear in its gradients; got one that is, or that needs more than"
             " gradients."
         )
-    usable = jnp.array(True)
-    own = [
-        Own(each, nothing, jnp.asarray(valid), usable)
-        for each, valid in zip(gradients, arrived, strict=True)
-    ]
+    own = []
+    for message, each, valid in zip(pending, gradients, arrived, strict=True):
+        # Also where the optimizer is to deal with NaN: P times NaN is NaN.
+        usable = Reduced.of(message, jnp.asarray(valid)).usable
+        zeros = jax.tree.map(jnp.zeros_like, each)
+        finite = jax.tree.map(functools.partial(jnp.where, usable), each, zeros)
+        own.append(Own(finite, nothing, jnp.asarray(valid), usable))
     return predicted(kind, update, params, state, mean, own)
 
 

@@ -186,3 +186,17 @@ def test_single_process_finishes_its_save_after_an_error(tmp_path, error):
         fail()
     with checkpoint.manager(tmp_path) as manager:
         assert manager.latest_step() == int(state.step)
+
+
+def test_reader_sees_newer_checkpoints_of_a_running_job(tmp_path):
+    train = train_step()
+    state = init(train)
+    reader = checkpoint.manager(tmp_path, read_only=True)
+    with checkpoint.manager(tmp_path) as manager, reader:
+        assert reader.latest_step() is None
+        checkpoint.save(manager, state)
+        manager.wait_until_finished()
+        assert reader.latest_step() == 0
+        checkpoint.save(manager, run(train, state, batches(1)))
+        manager.wait_until_finished()
+        assert reader.latest_step() == 1

@@ -106,6 +106,21 @@ def test_emptied_folder_of_checkpoints_is_another_job(tmp_path, memory):
             checkpoint.restore(manager, train, init(train))
 
 
+def test_job_without_a_usable_state_begins_anew_at_its_next_start(tmp_path, memory):
+    """There is no checkpoint, and the snapshot is of other devices."""
+    with broken_off(tmp_path / "run", memory) as manager:
+        train = train_step(4)
+        run(manager, train, init(train), batches(3))
+    train = train_step(2)
+    for last in (3, None):
+        with broken_off(tmp_path / "run", memory) as manager:
+            assert manager.latest_step() == last
+            with pytest.raises(FileNotFoundError, match="must have a checkpoint"):
+                checkpoint.restore(manager, train, init(train))
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+        run(manager, train, init(train), batches(1))
+
+
 def test_run_without_a_restore_is_refused(tmp_path, memory):
     train = train_step(2)
     with broken_off(tmp_path / "run", memory) as manager:

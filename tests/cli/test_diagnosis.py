@@ -73,7 +73,13 @@ def test_advice_shows_local_steps_where_no_pipeline_hides():
 
 def test_diagnosis_of_a_cluster_has_words_and_json():
     found = Diagnosis(
-        HERE, {"an_option": True}, {"another": "unknown"}, overlap(2, 1, 2), None, None
+        HERE,
+        {"an_option": True},
+        {"another": "unknown"},
+        overlap(2, 1, 2),
+        None,
+        [],
+        None,
     )
     text = str(found)
     assert "accepted: an_option=True" in text
@@ -85,7 +91,7 @@ def test_diagnosis_of_a_cluster_has_words_and_json():
 
 
 def test_single_device_is_told_of_no_exchange():
-    found = Diagnosis(HERE, {}, {}, overlap(2, 0.01, 2), None, None)
+    found = Diagnosis(HERE, {}, {}, overlap(2, 0.01, 2), None, [], None)
     text = str(found)
     assert "A single device has nothing to exchange." in text
     assert "None are needed." in text

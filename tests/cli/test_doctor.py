@@ -71,8 +71,14 @@ def test_doctor_sends_a_sharded_optimizer_to_plan(tmp_path, capsys):
     assert found["ways"] is found["python"] is None
     assert found["cluster"]
     printed = capsys.readouterr().out
-    assert "pipejax plan cluster.json --parameters 48 --compute-ms " in printed
+    assert (
+        "pipejax plan --hosts N --devices N --bandwidth RATE --parameters 48 --c"
+        in printed
+    )
     assert " --batch 8 --shard-optimizer\n" in printed
+    assert "The 8 devices were measured as hosts with a link each, and share 1." in (
+        printed
+    )
 
 
 @pytest.mark.full  # it measures a larger model than its own

@@ -28,14 +28,14 @@ def drawn(found, tmp_path, monkeypatch):
 
 
 def test_picture_without_advice_shows_measured_times_alone(tmp_path, monkeypatch):
-    found = Diagnosis(HERE, {}, {}, overlap(2, 1, 2), None, None)
+    found = Diagnosis(HERE, {}, {}, overlap(2, 1, 2), None, [], None)
     assert drawn(found, tmp_path, monkeypatch) == {
         "measured: a model": ["compute", "communication", "step"]
     }
 
 
 def test_picture_with_advice_shows_predicted_times_too(tmp_path, monkeypatch):
-    found = Diagnosis(HERE, {}, {}, overlap(2, 1, 2), None, advice())
+    found = Diagnosis(HERE, {}, {}, overlap(2, 1, 2), None, [], advice())
     _, predicted = drawn(found, tmp_path, monkeypatch).items()
     title, labels = predicted
     assert title == "predicted: 4,000,000 parameters"

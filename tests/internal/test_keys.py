@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pipejax._internal.keys import as_numbers, is_key
+from pipejax._internal.keys import as_numbers, is_key, key_of
 
 from ..switches import switched
 
@@ -37,3 +37,15 @@ def test_barrier_does_not_use_up_a_key():
 
     with switched("jax_debug_key_reuse", True):
         assert np.isfinite(drawn(jax.random.key(0)))
+
+
+def test_key_of_a_seed_depends_on_the_seed_alone():
+    """Under `jax.vmap`, other generators draw all numbers from the first key."""
+    seeds = jnp.arange(3, dtype=jnp.uint32)
+
+    def drawn(seed):
+        return jax.random.bits(key_of(seed), (4,))
+
+    wanted = [drawn(seed).tolist() for seed in seeds]
+    with jax.default_prng_impl("rbg"):
+        assert jax.vmap(drawn)(seeds).tolist() == wanted

@@ -1,5 +1,7 @@
 """Tests that structures are compared without static data."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from pipejax._internal.structures import (
     containers,
     form_of,
     identical,
+    like_optimizer,
     restructured,
 )
 
@@ -63,3 +66,21 @@ def test_arrays_with_equal_values_are_not_identical():
     assert identical({"a": x}, {"a": x})
     assert not identical({"a": x}, {"a": jnp.zeros(3)})
     assert not identical({"a": x}, {"a": x, "b": x})
+
+
+class Scaled(NamedTuple):
+    """Has the name of a field of an optimizer's state."""
+
+    scale: Any
+    w: Any
+
+
+def test_counter_with_the_name_of_a_parameter_belongs_to_none():
+    params = Scaled(jnp.float32(1), jnp.ones(2))
+    tx = optax.chain(optax.scale_by_adam(), optax.contrib.reduce_on_plateau())
+    adam, plateau = like_optimizer(tx.init(params), params, ["s", "w"], "none")
+    assert adam.mu == adam.nu == Scaled("s", "w")
+    assert adam.count == "none"
+    assert set(plateau) == {"none"}
+    masked = optax.masked(optax.trace(0.9), Scaled(True, False)).init(params)
+    assert jax.tree.leaves(like_optimizer(masked, params, ["s", "w"], "none")) == ["s"]

@@ -79,3 +79,17 @@ def test_given_rate_and_variables_stay():
         variables = {fault_rate.VARIABLE: "7"}
         (start,) = kept.begun([Start("0", ["true"], variables)])
         assert start.environment[fault_rate.VARIABLE] == "7"
+
+
+def test_timeline_without_a_place_ends_no_job(tmp_path):
+    """The disk may be full, and the folder of a goodput gone."""
+    said, file = [], tmp_path / "gone" / "goodput.json"
+    with account(None, file, said.append) as kept:
+        start = Start("0", ["true"], {timeline.VARIABLE: str(tmp_path / "gone" / "0")})
+        (start,) = kept.begun([start])
+        note_steps(start, 0, 1, 2)
+        assert not kept.settled()
+        kept.begun([Start("0", ["true"], {timeline.VARIABLE: str(tmp_path / "0")})])
+        note_steps(Start("0", [], {timeline.VARIABLE: str(tmp_path / "0")}), 0, 1, 2)
+    assert said[0].startswith("goodput ")
+    assert said[1].startswith(f"{file} is not written: [Errno 2]")

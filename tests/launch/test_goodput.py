@@ -84,3 +84,16 @@ def test_line_under_way_is_left_out(tmp_path):
     assert events(path) == []
     path.write_text('{"at": 1, "what": "begun"}\n{"at": 2, "wh')
     assert events(path) == [event("begun", 1)]
+
+
+def test_step_that_is_noted_twice_counts_once():
+    """A second watchdog notes the step at which the first has ended."""
+    twice = [*steps(1, 2, 3), *steps(4, 5, first=2)]
+    found = goodput([[event("begun", 0.0), *twice]], 0.0, 5.0)
+    assert (found.step, found.steps) == (1, 3)
+    assert found.parts["slow steps"] == 1
+
+
+def test_job_whose_steps_begin_anew_in_each_epoch_has_no_goodput():
+    epochs = [*steps(1, 2, 3), *steps(4, 5, 6)]
+    assert goodput([[event("begun", 0.0), *epochs]], 0.0, 7.0) is None

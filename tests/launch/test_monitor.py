@@ -84,12 +84,10 @@ def test_finished_processes_leave_together(monitors):
 
 
 def test_compilation_and_the_time_after_are_no_fault(monitors, monkeypatch):
-    monkeypatch.setattr(
-        _where, "main_thread", lambda: _where.Where("compiling", True, ())
-    )
+    monkeypatch.setattr(_where, "thread", lambda _: _where.Where("compiling", True, ()))
     _, started, diagnoses = monitors()
     time.sleep(1.0)
-    monkeypatch.setattr(_where, "main_thread", lambda: _where.Where("", True, ()))
+    monkeypatch.setattr(_where, "thread", lambda _: _where.Where("", True, ()))
     time.sleep(0.2)
     assert diagnoses == {}
     assert all(not monitor.ending for monitor, _ in started)

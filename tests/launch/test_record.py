@@ -29,7 +29,7 @@ def test_differences_beyond_a_limit_are_only_counted():
 def test_record_holds_versions_settings_config_and_sources(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_b=1  --xla_dump_to=/tmp/0 --xla_a=2")
     place = launch.Place("arguments", "host:1", 2, 1)
-    mine = _record.of_this_process(place, {"learning_rate": 0.1})
+    mine = _record.of_this_process(place, {"learning_rate": 0.1}, _record.own_modules())
     assert (mine.rank, mine.processes, mine.host) == (1, 2, socket.gethostname())
     assert mine.same["config learning_rate"] == "0.1"
     assert mine.same["XLA_FLAGS"] == "--xla_a=2 --xla_b=1"
@@ -47,7 +47,7 @@ def test_missing_package_is_recorded_as_absent(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     place = launch.Place("arguments", "host:1", 2, 1)
-    same = _record.of_this_process(place, {}).same
+    same = _record.of_this_process(place, {}, {}).same
     assert (same["flax"], same["jax"]) == ("absent", "1.0")
 
 

@@ -9,6 +9,7 @@ from .test_guard import run
 pytestmark = pytest.mark.one_python
 
 PROGRAM = """
+import dataclasses
 from pipejax.launch import _standby, _start
 
 text = (
@@ -79,3 +80,32 @@ if child == 0:
 os.waitpid(child, 0)
 """)
     assert ended(int(pid))
+
+
+def test_process_behind_another_program_is_woken():
+    """A script that starts the program stays its parent."""
+    assert said("""
+def behind(number):
+    (start,) = starts(number)
+    script = ["sh", "-c", '"$@"; exit $?', "sh", *start.command]
+    return [dataclasses.replace(start, command=script)]
+
+reserve.fill(behind(1))
+(process,) = reserve.take(behind(2))
+print(process.stdout.read(), end='')
+print(process.wait())
+""") == ["imported", "3 2", "0"]
+
+
+def test_job_goes_on_without_a_process_that_cannot_be_started():
+    """A container may allow no further process."""
+    assert said("""
+def refused(start):
+    raise BlockingIOError("no more processes")
+
+_standby._stands_by = refused
+reserve.fill(starts(1))
+print(-reserve.wanted)
+(process,) = reserve.take(starts(2))
+print(process.stdout.read(), end='')
+""") == ["0", "imported", "3 2"]

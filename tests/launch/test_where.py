@@ -1,4 +1,4 @@
-"""Tests what another thread of a process sees of the main thread."""
+"""Tests what one thread of a process sees of another."""
 
 import concurrent.futures
 import gc
@@ -17,9 +17,19 @@ from pipejax.launch import _where
 
 
 def looked_at():
-    """Returns where the main thread is, as seen by another thread."""
+    """Returns where this thread is, as seen by another thread."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(_where.main_thread).result()
+        return pool.submit(_where.thread, threading.get_ident()).result()
+
+
+def test_thread_beside_the_main_thread_is_seen():
+    """A training loop need not run in the main thread, and a thread may have ended."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert "in looked_at" in pool.submit(looked_at).result().stack
+    ended = threading.Thread(target=int)
+    ended.start()
+    ended.join()
+    assert _where.thread(ended.ident) == ("", False, [])
 
 
 def test_user_code_neither_waits_nor_is_busy():

@@ -102,3 +102,23 @@ def test_local_step_is_refused():
     message = r"`train` must be a pj.TrainStep, got a LocalTrainStep. .* a pipeline"
     with pytest.raises(ValueError, match=message):
         pj.overlap.least_delay(*args, compute=1.0, exchange=1.0)
+
+
+def test_frozen_parameters_take_no_time_of_the_exchange():
+    def loss(params, batch):
+        return loss_fn(params["trained"], batch @ params["frozen"])
+
+    def flags(rows):
+        form = jax.ShapeDtypeStruct((rows, 8), jnp.float32)
+        layers = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * LAYERS
+        labels = {"frozen": "frozen", "trained": ["trained"] * LAYERS}
+        kinds = {"trained": optax.sgd(0.1), "frozen": optax.set_to_zero()}
+        tx = optax.partition(kinds, labels)
+        train = pj.make_train_step(loss, tx, mesh=pj.data_mesh(2))
+        batch = jax.ShapeDtypeStruct((4, rows), jnp.float32)
+        params = {"frozen": form, "trained": layers}
+        state = train.abstract_state(params, batch=batch)
+        times = {"compute": 1.0, "exchange": 0.9}
+        return pj.overlap.least_delay(train, state, batch, **times)["trained"]
+
+    assert flags(8) == flags(16) == [True] * 3 + [False] * 3

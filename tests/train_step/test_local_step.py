@@ -15,6 +15,7 @@ import pipejax as pj
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
+from .refusals import refused
 
 
 def new(loss, **settings):
@@ -311,3 +312,33 @@ def test_timing_without_arrays_is_refused(batch):
     train = new(loss_fn, sync_every="auto", overlap_steps=None)
     with pytest.raises(ValueError, match="`batch` must be a batch of arrays"):
         train.init(init_params(), batch=batch)
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_change_of_model_state_without_a_place_is_refused(executor, warmup):
+    """Otherwise each group would keep its own, as if all agreed."""
+
+    def loss(w, batch, *, model_state):
+        mean = model_state["mean"]
+        if "y" in batch:
+            mean = 0.9 * mean + 0.1 * batch["y"].mean()
+        return jnp.mean((w - batch["x"]) ** 2), pj.Aux(model_state={"mean": mean})
+
+    train = new(loss, executor=executor, warmup_steps=warmup)
+    frozen, moves = {"x": np.ones(4, "f4")}, {"x": np.ones(4, "f4"), "y": np.ones(4)}
+    given = {"model_state": {"mean": jnp.float32(0)}, "batch": frozen}
+    state, _ = train.step(train.init(jnp.float32(0), **given), frozen)
+    with refused(r"`batch` must show .*returns `model_state\['mean'\]` unchanged"):
+        train.step(state, moves)
+
+
+@pytest.mark.parametrize("copy", [jnp.copy, jax.device_get])
+def test_copy_of_a_donated_state_goes_on(copy):
+    train = new(lambda w, batch: jnp.mean((w - batch) ** 2), donate=True)
+    state, batch = train.init(jnp.float32(0)), np.ones(4, np.float32)
+    for _ in range(3):
+        state, _ = train.step(state, batch)
+        kept = jax.tree.map(copy, state)
+        drained, _ = train.drain(kept)
+        assert float(drained.params) > 0

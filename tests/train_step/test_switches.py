@@ -22,6 +22,7 @@ KEY = jax.random.key(0)
 ALL_REDUCES = {
     "psum": collectives.psum(),
     "fed back": collectives.two_shot(codecs.error_feedback(codecs.int8(8))),
+    "rotated": collectives.two_shot(codecs.rotated(codecs.int4(8), KEY, 8)),
 }
 
 

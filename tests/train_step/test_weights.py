@@ -15,6 +15,7 @@ from ..grid import grid
 from ..helpers import assert_bits_equal, init_params, x64
 
 DEVICES, STEPS, SIZE = 4, 6, 16
+KEY = jax.random.key(0)
 
 
 def residuals(params, batch):
@@ -203,6 +204,27 @@ def test_error_feedback_conserves_the_weighted_sum():
     plain, _ = trained(data, width=2)
     for name, x in plain.params.items():
         np.testing.assert_allclose(state.params[name], x, atol=0.05)
+
+
+@grid(
+    1,
+    codec=[codecs.int8(8), codecs.top_k(1), codecs.rotated(codecs.int4(8), KEY, 8)],
+    options=[{}, {"executor": "host"}, {"shard_optimizer": True}, {"width": 1}],
+)
+def test_residual_does_not_depend_on_weights_of_other_steps(codec, options):
+    """All weights of a step times 1,024 change no mean, and so no bit of a run.
+
+    What is owed from a step with few tokens must not count more beside many.
+    """
+    data, feedback = padded(), codecs.error_feedback(codec)
+    options = {"width": 2, "all_reduce": collectives.two_shot(feedback), **options}
+    larger = [
+        {**batch, "w": batch["w"] * (1024 if number % 2 else 1)}
+        for number, batch in enumerate(data)
+    ]
+    state, _ = trained(data, **options)
+    other, _ = trained(larger, **options)
+    assert_bits_equal(other.params, state.params)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

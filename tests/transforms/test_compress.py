@@ -8,6 +8,7 @@ import pytest
 from pipejax import codecs, transforms
 from pipejax.transforms import CompressState
 
+from ..helpers import assert_bits_equal
 from .loops import random_like
 
 TREE = {"w": jnp.zeros((8, 12)), "b": jnp.zeros(5)}
@@ -84,3 +85,14 @@ def test_init_refuses_leaves_too_small_for_the_codec():
     tx = transforms.compress(codecs.error_feedback(codecs.top_k(102)))
     with pytest.raises(ValueError, match=r"`k` must be at most the 101 elements"):
         tx.init(TREE)
+
+
+def test_compress_keeps_complex_numbers_and_dtypes():
+    gradients = {
+        "c": jnp.array([1 + 2j, 3 - 4j], jnp.complex64),
+        "h": jnp.ones(2, jnp.float16),
+        "s": jnp.float32(5),
+    }
+    tx = transforms.compress(codecs.cast("float32"))
+    updates, _ = jax.jit(tx.update)(gradients, tx.init(gradients))
+    assert_bits_equal(updates, gradients)

@@ -1,10 +1,14 @@
 """Tests the prediction in a user's own loop."""
 
+import functools
+
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
@@ -77,3 +81,32 @@ def test_prediction_refuses_a_state_without_a_pipeline():
         ValueError, match=r"`opt_state` must be the state of pj\.pipelined"
     ):
         pj.predicted_params(tx, tx.init(init_params()), init_params())
+
+
+def test_nan_of_one_device_enters_no_other_gradient():
+    """An optimizer that skips NaN has one update less, as without a prediction."""
+    tx = optax.apply_if_finite(optax.adam(0.1), 5)
+    pipelined = pj.pipelined(tx, "data")
+    mesh, along = pj.data_mesh(2), P("data")
+
+    def create(w):
+        return w, pipelined.init(w)
+
+    def step(state, x):
+        w, opt_state = state
+        ahead = pj.predicted_params(tx, opt_state, w)
+        grad = jax.grad(lambda w: jnp.mean((w[None] - x) ** 2))(ahead)
+        updates, opt_state = pipelined.update(grad, opt_state, w)
+        return (optax.apply_updates(w, updates), opt_state), jnp.isnan(grad).any()[None]
+
+    specs = pj.state_specs(jax.eval_shape(create, jnp.zeros(3)), "data")
+    on = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    state = jax.jit(on(create, in_specs=P(), out_specs=specs))(jnp.zeros(3))
+    run = jax.jit(on(step, in_specs=(specs, along), out_specs=(specs, along)))
+    bad = []
+    for number in range(40):
+        x = jnp.ones((2, 3))
+        state, nan = run(state, x.at[0].set(jnp.nan) if number == 5 else x)
+        bad.append(nan.tolist())
+    assert [number for number, each in enumerate(bad) if any(each)] == [5]
+    np.testing.assert_allclose(state[0], 1, atol=0.2)

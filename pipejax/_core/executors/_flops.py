@@ -5,11 +5,9 @@ the FLOPs of the program that XLA makes of it.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-from jax.extend import core
-
+from pipejax._internal.jaxpr import programs_in
 from pipejax._internal.types import JaxprEqn
 
 
@@ -29,7 +27,7 @@ def flops_of(equation: JaxprEqn) -> float:
         kernel = equation.invars[1].aval.shape
         taps = math.prod(kernel[axis] for axis in others)
         return 2 * _size(equation.outvars[0]) * taps
-    inner = [sum(map(flops_of, jaxpr.eqns)) for jaxpr in _jaxprs(params)]
+    inner = [sum(map(flops_of, program.eqns)) for program in programs_in(equation)]
     if name == "cond":
         return max(inner, default=0.0)
     return params.get("length", 1) * sum(inner) if name == "scan" else sum(inner)
@@ -37,10 +35,3 @@ def flops_of(equation: JaxprEqn) -> float:
 
 def _size(variable: Any) -> float:
     return float(math.prod(variable.aval.shape))
-
-
-def _jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    for value in params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, core.ClosedJaxpr | core.Jaxpr):
-                yield item

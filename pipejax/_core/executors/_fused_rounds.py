@@ -103,7 +103,7 @@ class FusedRounds:
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
         """Runs one group's part of a step."""
-        compute = functools.partial(self.config.train, kind)
+        compute = functools.partial(self.config.train, kind, reads.form)
         args = moves.local, moves.reported, inputs
         if moves.due is None:
             return compute(*args), Outcome()

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import valid_at_once
+from pipejax._core.rounds import Form
 from pipejax._core.step import Common, Inputs, inputs_over
 
 from ._by_copy import reduction_mesh
@@ -36,7 +37,8 @@ class HostRounds:
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and waits for nothing but the chunk beside it."""
-        program, taken = self._train[kind], (moves.local, moves.reported, inputs)
+        program = self._train[kind]
+        taken = moves.local, moves.reported, inputs, reads.form
         self._own_collectives.check(program, *taken)
         if not kind.exchanges:
             return program(*taken), Outcome()
@@ -54,8 +56,8 @@ class HostRounds:
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> jax.stages.Lowered:
         """Returns the lowered program that trains."""
-        del reads
-        return self._train[kind].lower(moves.local, moves.reported, inputs)
+        args = moves.local, moves.reported, inputs, reads.form
+        return self._train[kind].lower(*args)
 
     @functools.cached_property
     def reduction_mesh(self) -> Mesh:
@@ -117,12 +119,17 @@ class HostRounds:
         config = self.config.inner
 
         def program(reports: bool) -> jax.stages.Wrapped:
-            moves, _, trained, _ = self.config.specs(StepKind())
-            specs = moves.local, moves.reported, inputs_over(config.axis_name)
-            local = functools.partial(self.config.train, StepKind(reports=reports))
+            moves, reads, trained, _ = self.config.specs(StepKind())
+            of_inputs = inputs_over(config.axis_name)
+            specs = moves.local, moves.reported, of_inputs, reads.form
+
+            def local(own: Any, reported: Any, inputs: Inputs, form: Form) -> Trained:
+                kind = StepKind(reports=reports)
+                return self.config.train(kind, form, own, reported, inputs)
+
             return jax.jit(
                 config.on_mesh(local, specs, trained),
-                in_shardings=(None, None, config.inputs),
+                in_shardings=(None, None, config.inputs, None),
                 donate_argnums=(0, 1) if config.donate else (),
             )
 

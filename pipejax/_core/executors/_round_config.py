@@ -23,6 +23,7 @@ from pipejax._core.rounds import (
     agreed_on,
     arrived,
     changes_of,
+    check_changes,
     difference,
     inner_step,
     message_of,
@@ -111,10 +112,16 @@ class RoundConfig:
         return placed_once(auto_mesh(self.inner.mesh))
 
     def train(
-        self, kind: StepKind, local: Common, reported: Passengers, inputs: Inputs
+        self,
+        kind: StepKind,
+        form: Form,
+        local: Common,
+        reported: Passengers,
+        inputs: Inputs,
     ) -> Trained:
         """Returns what one group makes of its share of a batch, by itself."""
         local, info, message = inner_step(self.inner.step, alone(local), inputs)
+        check_changes(form, local.model_state, message)
         if kind.reports:  # what is reported so far travels beside this step
             reported = jax.tree.map(jnp.zeros_like, reported)
         reported = reporting(reported, message)
@@ -137,8 +144,10 @@ class RoundConfig:
         groups = self.inner.devices
         assert reads.number is not None
         assert reads.refused is not None
-        before, own, points = alone(self._model_of(local, reads.form))
-        due, correction = arrived(self.outer_tx, due, sent.chunk, reduced, groups)
+        assert reads.steps is not None
+        before, own, points = alone(self.model_of(local, reads.form))
+        keep = reduced.finite & (reads.steps > 0)
+        due, correction = arrived(self.outer_tx, due, sent.chunk, reduced, groups, keep)
         params = reads.form.added(before, correction, reads.number)
         if jax.tree.leaves(points):
             zeros = jax.tree.map(jnp.zeros_like, before)
@@ -153,7 +162,7 @@ class RoundConfig:
         model = stacked(GroupModel(params, own, points))
         return Outcome(model, due, refused, agreed, arrival)
 
-    def _model_of(self, local: Common, form: Form) -> GroupModel:
+    def model_of(self, local: Common, form: Form) -> GroupModel:
         """Returns the part of what a group trains that a round moves."""
         tx, trained = self.inner.step.settings.tx, local.trainable
         points = points_of(tx, form, trained.opt_state)

@@ -66,7 +66,8 @@ class RoundReads(NamedTuple):
       number: The place of the chunk that is exchanged, or `None`.
       refused: The number of chunks so far that were left out, or `None`. Reports hold
         the same array, which no step may overwrite.
-      steps: The number of steps in `Moves.reported`, or `None` if nothing is reported.
+      steps: The number of steps in `Moves.reported`, or `None` if nothing is exchanged.
+        Before the first of them, there is nothing to exchange.
       agreed: The model state that all groups agree on, or `None`.
       form: The form of what groups train. It has no leaves.
     """

@@ -19,11 +19,11 @@ from pipejax._core.rounds import (
     RoundPassengers,
     Shared,
     at_agreed,
+    moved,
 )
 from pipejax._core.step import Common, Inputs, check_not_donated
 from pipejax._internal.mesh import inner_axes, is_traced
 from pipejax._internal.round_schedule import RoundSchedule
-from pipejax._internal.types import ModelState
 
 from ._choose import choose_rounds
 from ._fused_rounds import FusedRounds
@@ -122,7 +122,7 @@ class Rounds:
             assert arrival is not None
             reports.append(arrival)
         # There is no other progress, and rounding errors end here.
-        model = self._at_anchor(state.shared, state.own.local.model_state)
+        model = self._at_anchor(state.shared, state.own.local)
         local = with_model(state.own.local, model)
         own = state.own._replace(local=local)
         join()
@@ -205,10 +205,15 @@ class Rounds:
         """Returns the program that puts every group at the anchor."""
         config, own = self.config.inner, P(self.config.inner.axis_name)
 
-        def local(shared: Shared, own: ModelState) -> GroupModel:
-            form, agreed = shared.form, shared.model_state
-            state = at_agreed(form, alone(own), agreed)
-            return stacked(GroupModel(form.whole(shared.anchor), state))
+        def local(shared: Shared, own: Common) -> GroupModel:
+            form, agreed, anchor = shared.form, shared.model_state, shared.anchor
+            model = alone(self.config.model_of(own, form))
+            state, params = at_agreed(form, model.model_state, agreed), model.params
+            after = form.whole(anchor)
+            # Nothing but what a refused chunk has left behind lies between the two.
+            change = jax.tree.map(jnp.subtract, after, params)
+            points = moved(model.points, params, change)
+            return stacked(GroupModel(after, state, points))
 
         return jax.jit(config.on_mesh(local, (P(), own), own))
 
@@ -244,7 +249,8 @@ def parted(
     reads = RoundReads(
         number=None if number is None else np.int32(number),
         refused=None if number is None else shared.refused,
-        steps=state.position.reported if kind.reports else None,
+        # A copy of a state may have arrays in place of numbers.
+        steps=None if number is None else np.int32(state.position.reported),
         agreed=shared.model_state if kind.reports else None,
         form=shared.form,
     )

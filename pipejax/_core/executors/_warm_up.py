@@ -9,9 +9,10 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Passengers, mean_of
+from pipejax._core.message import Message, Passengers, Reduced
 from pipejax._core.rounds import (
     Chunk,
     LocalInfo,
@@ -19,10 +20,11 @@ from pipejax._core.rounds import (
     Position,
     RoundInfo,
     Shared,
+    check_changes,
     check_report,
     synchronous_step,
 )
-from pipejax._core.step import Common, Inputs, inputs_over
+from pipejax._core.step import Common, Inputs, info_of, inputs_over
 from pipejax._internal.types import ModelState
 from pipejax.collectives import psum
 
@@ -81,9 +83,11 @@ class WarmUp:
         args = config.step, alone(local), inputs, psum().on(config.mesh)
         local, info, message, reduced = synchronous_step(*args)
         check_report(reported, message)
+        check_changes(form, local.model_state, message)
         total = reduced.sum.passengers.values
         arrival = self.config.arrival(total, message.passengers, shared.refused)
-        loss = mean_of(message.passengers.loss, message, 1)
+        alone_sum = Reduced.of(Message({}, None, message.passengers), jnp.array(True))
+        loss = jnp.asarray(info_of(alone_sum, None, 1).loss)
         own = stacked(LocalInfo.of(info)._replace(local_loss=loss))
         report = RoundInfo(**arrival._asdict(), **own._asdict())
         anchor = form.chunked(local.trainable.params)

@@ -1,8 +1,10 @@
 """Messages: what a device contributes to a step, their sum, and those in flight."""
 
+from ._agreed import agreed_bytes as agreed_bytes
+from ._agreed import agreement as agreement
+from ._agreed import divided as divided
 from ._exchange import Exchange as Exchange
 from ._exchange import averaging as averaging
-from ._exchange import guarded as guarded
 from ._in_flight import InFlight as InFlight
 from ._in_flight import Valid as Valid
 from ._in_flight import at_width_1 as at_width_1
@@ -24,7 +26,6 @@ from ._message import mean_as as mean_as
 from ._message import mean_of as mean_of
 from ._message import travelling as travelling
 from ._message import with_constraints as with_constraints
-from ._reduce import FLAG_BYTES as FLAG_BYTES
 from ._reduce import Reduced as Reduced
 from ._reduce import codec_states as codec_states
 from ._reduce import layout_of as layout_of

@@ -1,6 +1,5 @@
 """The exchange of one message, from the message of this device to what all have."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,15 +9,9 @@ from pipejax._internal.mesh import AxisName
 from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce, Stages, run
 
+from ._agreed import agreement, in_means
 from ._message import Message
-from ._reduce import (
-    Reduced,
-    layout_of,
-    message_of,
-    on_shards_of,
-    summands,
-    usable_by_all,
-)
+from ._reduce import Reduced, layout_of, message_of, on_shards_of, summands
 
 
 class Exchange(NamedTuple):
@@ -48,17 +41,6 @@ class Exchange(NamedTuple):
         return self.end(value), after
 
 
-def guarded(
-    stages: Stages, message: Message, valid: jax.Array, axis_name: AxisName
-) -> Stages:
-    """Returns stages that keep codec states where the sum of messages is not usable.
-
-    It is then as if nothing had been sent.
-    """
-    usable = functools.partial(usable_by_all, message, valid, axis_name)
-    return stages.guarded(functools.cache(usable))
-
-
 def averaging(
     message: Message, valid: jax.Array, all_reduce: AllReduce, axis_name: AxisName
 ) -> Exchange:
@@ -71,5 +53,7 @@ def averaging(
         return Reduced.of(message_of(total, message), valid)
 
     stages = on_shards_of(message, all_reduce)(layout_of(message), axis_name)
-    stages = guarded(stages, message, valid, axis_name)
-    return Exchange(summands(message), stages, end)
+    agree = agreement(message, valid, axis_name)
+    if message.weight is not None:
+        stages = in_means(agree, stages)
+    return Exchange(summands(message), stages.guarded(lambda: agree().usable), end)

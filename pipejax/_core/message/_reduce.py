@@ -86,13 +86,23 @@ class Reduced(NamedTuple):
 Check = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 """From an array to whether all elements are finite, and the sum of their squares."""
 
-# Above this number of elements, an array is reduced in two steps: XLA's loop on CPUs
-# adds one element after another, and would lose small ones.
+# XLA's loop on CPUs adds one element after another, and would lose small ones if there
+# are more than this.
 _LONG = 2**16
 
 
 def _at_once(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Reads an array once for both results."""
+    last = x.shape[-1] if x.ndim else 1
+    if x.size <= _LONG * max(last, 1) and last <= _LONG:
+        return _by_last(x)
+    vector, head = x.reshape(-1), x.size // _LONG * _LONG
+    most, rest = _by_last(vector[:head].reshape(-1, _LONG)), _by_last(vector[head:])
+    return most[0] & rest[0], most[1] + rest[1]
+
+
+def _by_last(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Reduces a long array along its last axis, and then along all others."""
     wide = x.astype(working_dtype(x.dtype))
     both, last = (jnp.isfinite(x), wide * wide), x.ndim - 1
     if x.size > _LONG and last:
@@ -137,23 +147,6 @@ def _of_group(
         return total[-1] == 0, total[:-1]
 
     return on_shards(own, (list(specs),), (P(), P()))(list(leaves))
-
-
-FLAG_BYTES = 8
-"""The bytes that `usable_by_all` sends: two numbers."""
-
-
-def usable_by_all(message: Message, valid: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Returns whether the sum of all devices' messages will be usable.
-
-    All devices know it before they sum, unless a sum of finite numbers overflows.
-    """
-    own = Reduced.of(message, valid)
-    weight = jnp.array(True) if message.weight is None else message.weight != 0
-    # XLA would merge a sum with sums of the compute, and not a maximum.
-    flags = jnp.stack([~own.finite, weight]).astype(jnp.int32)
-    bad, weighs = lax.pmax(flags, axis_name)
-    return valid & (bad == 0) & (weighs != 0)
 
 
 def on_shards_of(message: Message, all_reduce: AllReduce) -> Any:

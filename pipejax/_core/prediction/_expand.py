@@ -18,7 +18,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from pipejax._core.partitioned import acts_elementwise
-from pipejax._internal.jaxpr import Constant, inlined, name_of, runner, value_of
+from pipejax._internal.jaxpr import (
+    Constant,
+    inlined,
+    name_of,
+    programs_in,
+    runner,
+    value_of,
+)
 from pipejax._internal.types import ClosedJaxpr, JaxprEqn
 
 # Operations that keep the order of elements, if they keep their number.
@@ -71,9 +78,14 @@ def has_sums(function: Callable[..., Any], *args: Any) -> bool:
       >>> has_sums(lambda x: x / jnp.linalg.norm(x), jnp.ones(2))
       True
     """
-    closed = jax.make_jaxpr(function)(*args)
+    return _program_sums(jax.make_jaxpr(function)(*args))
+
+
+def _program_sums(closed: ClosedJaxpr) -> bool:
     names = {var: object() for var in closed.jaxpr.invars}
-    return any(_sums_up(each.equation) for each in inlined(closed, names))
+    equations = [each.equation for each in inlined(closed, names)]
+    inner = (x for each in equations for x in programs_in(each))
+    return any(map(_sums_up, equations)) or any(map(_program_sums, inner))
 
 
 class Reads(NamedTuple):

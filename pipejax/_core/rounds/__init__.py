@@ -13,6 +13,7 @@ from ._points import moved as moved
 from ._points import points_of as points_of
 from ._round import ChunkState as ChunkState
 from ._round import arrived as arrived
+from ._round import check_changes as check_changes
 from ._round import check_report as check_report
 from ._round import difference as difference
 from ._round import inner_step as inner_step

@@ -37,7 +37,8 @@ from pipejax._core.message import (
 from pipejax._core.step import Common, Inputs, Step, StepInfo, apply
 from pipejax._internal.keys import as_numbers
 from pipejax._internal.shards import Shards
-from pipejax._internal.types import CodecStates
+from pipejax._internal.structures import paths
+from pipejax._internal.types import CodecStates, ModelState
 from pipejax.collectives import AllReduce
 
 from ._flat import Chunk
@@ -97,6 +98,7 @@ def arrived(
     sent: Chunk,
     reduced: Reduced,
     groups: int,
+    keep: jax.Array,
 ) -> tuple[ChunkState, Chunk]:
     """Applies the mean of a chunk to the anchor.
 
@@ -109,6 +111,7 @@ def arrived(
       sent: The difference of this group.
       reduced: The sum over groups.
       groups: The number of groups.
+      keep: Whether the chunk is not left out.
 
     Returns:
       The state of the chunk, with the codec states that it had, and the correction,
@@ -117,7 +120,6 @@ def arrived(
     before = state.anchor
     mean = jax.tree.map(lambda x: x / groups, reduced.sum.gradients)
     updates, outer = outer_tx.update(mean, state.outer, before)
-    keep = reduced.finite
     after = jax.tree.map(
         lambda a, b: jnp.where(keep, a, b), optax.apply_updates(before, updates), before
     )
@@ -155,6 +157,20 @@ def reporting(before: Passengers, message: Message) -> Passengers:
     check_report(before, message)
     values = before.values + message.passengers.values
     return dataclasses.replace(before, values=values)
+
+
+def check_changes(form: Form, model_state: ModelState, message: Message) -> None:
+    """Raises a `ValueError` if rounds do not average a change of the model state."""
+    averages = jax.tree_util.tree_leaves_with_path(form.averages(model_state))
+    there = {path for path, averaged in averages if averaged}
+    if missing := paths(message.changes) - there:
+        leaf = min(map(jax.tree_util.keystr, missing))
+        raise ValueError(
+            "`batch` must show `train.init` the model state that `loss_fn` changes; got"
+            f" a state of a loss that returns `model_state{leaf}` unchanged. Drain it,"
+            " and go on from `train.init(state.params, model_state=state.model_state,"
+            " batch=batch)`."
+        )
 
 
 def check_report(before: Passengers, message: Message) -> None:

@@ -35,7 +35,8 @@ from pipejax._core.message import (
     Message,
     Reduced,
     Valid,
-    guarded,
+    agreement,
+    divided,
     layout_of,
     on_shards_of,
     summands,
@@ -192,8 +193,19 @@ def _exchange(
         gather_sets=sets_by_axes(partition.params_inner, sizes),
     )
 
+    agree = agreement(message, valid.message, name)
+
+    def weigh(value: Tree, states: CodecStates) -> tuple[Any, Any]:
+        sums, (learned, valid, weight) = value
+        if weight is not None and states:  # as in `in_means`
+            weight = agree().mean_weight
+            sums = divided(sums, weight)
+        return (sums, (learned, valid, weight)), states
+
     def enter(value: Tree, states: CodecStates) -> tuple[Any, Any]:
-        sums, rest = value
+        sums, (*rest, weight) = value
+        if weight is not None:
+            sums = divided(sums, 1 / weight)
         return program.run(0, jax.tree.leaves((sums, rest))), states
 
     def leave(value: Tree, states: CodecStates) -> tuple[Any, Any]:
@@ -237,13 +249,15 @@ def _exchange(
     if settings.gather_codec is not None:  # the owners send differences to these
         held = own_pieces(settings, trainable, partition)
     learned = Trainable(trainable.params, trainable.opt_state, trainable.mean, held)
-    start = summands(message), (learned, valid)
+    weight = None if message.weight is None else jnp.float32(1)
+    start = summands(message), (learned, valid, weight)
     if shards:
         specs = _specs(settings, message, start, sent_forms, partition)
         stages = on_own_shards(stages, *specs)
+    stages = Stages((Local(weigh),)) + stages
     # The forward pass is a third of the compute and makes no gradients yet.
     early = 1 / 3 if settings.microbatches == 1 else 0.5
-    stages = guarded(stages, message, valid.message, name)
+    stages = stages.guarded(lambda: agree().usable)
     return Exchange(start, stages, end, early)
 
 
@@ -264,7 +278,7 @@ def _specs(
     whole: Any = P()
     structure = jax.tree.structure((message.changes, message.passengers))
     changes, passengers = jax.tree.unflatten(structure, exact)
-    _, (learned, valid) = start
+    _, (learned, *others) = start
     params, mean = learned.params, learned.mean
     times = len(forms) // len(partition.params)
     inner = jax.tree.unflatten(jax.tree.structure(params), partition.params_inner)
@@ -277,7 +291,7 @@ def _specs(
     learned = Trainable(inner, partition.opt_state_inner, means)
     before = (
         Summands(gradients, exact),
-        (learned._replace(gathered=held), jax.tree.map(lambda _: whole, valid)),
+        (learned._replace(gathered=held), *jax.tree.map(lambda _: whole, others)),
     )
     found: Any = Between(learned, None, None, whole, whole, whole, changes, passengers)
     return before, (partition.params_inner * times, found)

@@ -1,8 +1,9 @@
 """The folder of a job in the memory of a host, and what other jobs have left there.
 
 A job is known by a number that process 0 draws once and keeps in the folder of the
-checkpoints, so a run that begins anew in an emptied folder is another job. Every
-process holds a lock as long as it runs, which the kernel frees when it ends.
+checkpoints, so a run that begins anew in an emptied folder is another job, and so is
+one in a copy of the folder. Every process holds a lock as long as it runs, which the
+kernel frees when it ends.
 """
 
 import contextlib
@@ -32,12 +33,21 @@ def job_of(checkpoints: Any) -> str:
     """Returns the number of the job that saves in a folder, drawn if there is none."""
     path = epath.Path(checkpoints) / _JOB
     if path.exists():
-        text = path.read_text().strip()
-        if text.isalnum():
-            return text
+        number, *inode = path.read_text().split() or [""]
+        if number.isalnum() and inode == [_inode(path)]:
+            return number
     drawn = proofs.drawn()
     path.write_text(drawn)
+    path.write_text(f"{drawn} {_inode(path)}")
     return drawn
+
+
+def _inode(path: epath.Path) -> str:
+    """Returns what tells a file from its copies, or 0 for a file in a bucket."""
+    try:
+        return str(os.stat(path).st_ino)
+    except OSError:
+        return "0"
 
 
 class Folder:

@@ -15,16 +15,21 @@ import numpy as np
 
 from pipejax._internal import timeline
 
+from .._meta import digest
 from . import _blocks, _file, _pace
 from ._blocks import Block
 from ._catalogue import Source, sources
 from ._file import Moment
-from ._folder import remove_abandoned
+from ._folder import ABANDONED, remove_abandoned
 from ._memory import Memory
 from ._messages import Messages, Outcome, Point
 
 _log = logging.getLogger("pipejax")
 
+_DIFFERENT = (
+    "`extras` must be the same on all processes, or a snapshot does not count. Save"
+    " numbers of the whole job, or mark what differs: checkpoint.PerProcess(value)"
+)
 _LEAVING = 5.0  # seconds to wait for a snapshot under way when a manager is closed
 
 
@@ -83,6 +88,12 @@ class Keeper:
         """Begins a new attempt, whose snapshots count more than all before."""
         self._restored = True
         self.memory.attempt += 1
+
+    def discard(self) -> None:
+        """Removes the files of this host; all processes call it."""
+        for path in self.memory.path.glob("*.*"):  # and no lock
+            path.unlink(missing_ok=True)
+        self.memory.list_again()
 
     def keep(self, moment: Moment) -> None:
         """Keeps the files of a snapshot until there is a newer one."""
@@ -143,6 +154,8 @@ class Keeper:
             return Point(False, max(1, self._gap // 4))
         if failed := [each.failed for each in self.outcomes if each.failed]:
             return Point(False, 1, failed[0])
+        if len({each.state for each in self.outcomes}) > 1:
+            return Point(False, 1, _DIFFERENT)
         since, calls = self._last
         step = (time.monotonic() - since) / (self._calls - calls)
         self._costs.append(
@@ -171,10 +184,11 @@ class Keeper:
         header = _file.Header(
             label, taken.meta, taken.extras, taken.own, offsets, checksums={}
         )
+        state = digest([taken.meta, taken.extras])
         stops = time.monotonic() - began
         self._under_way = threading.Thread(
             target=self._complete,
-            args=(self._copies, name, header, Outcome(stops, 0.0, failed)),
+            args=(self._copies, name, header, Outcome(stops, 0.0, failed, state)),
             kwargs={"before": self._under_way},
             name="pipejax snapshot",
             daemon=True,
@@ -260,7 +274,7 @@ class Keeper:
             try:
                 data = _file.reserve(path, size)
             except OSError:
-                remove_abandoned(self._where, 0.0, but=self.memory.path)
+                remove_abandoned(self._where, ABANDONED, but=self.memory.path)
                 data = _file.reserve(path, size)
             self._maps[name] = data
             said = "a snapshot takes %.3g GB of %s, in %s; there are two of each"

@@ -37,11 +37,13 @@ class Outcome(NamedTuple):
       stops: The seconds for which it has stopped the training.
       beside: The seconds after that until everything was complete.
       failed: Why it is not complete, or an empty text.
+      state: The digest of what must be the same on all processes.
     """
 
     stops: float
     beside: float
     failed: str = ""
+    state: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """Tests which folders of jobs are kept, and which are removed."""
 
 import os
+import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
 from pipejax.checkpoint._snapshots import _folder
 from pipejax.checkpoint._snapshots._folder import Folder, job_of, remove_abandoned
+
+from .folders import left
 
 HOLDS = """
 import pathlib, sys, time
@@ -19,20 +21,19 @@ time.sleep(600)
 """
 
 
-def left(memory, job, age):
-    """Makes the folder of a job that has ended without closing, and returns it."""
-    folder = Folder(memory, job, 0)
-    folder.close(remove=False)
-    for path in (*folder.path.iterdir(), folder.path):
-        os.utime(path, (time.time() - age,) * 2)
-    return folder.path
-
-
 def test_job_keeps_its_number_as_long_as_its_checkpoints(tmp_path):
     first = job_of(tmp_path)
     assert job_of(tmp_path) == first
     (tmp_path / ".job").unlink()
     assert job_of(tmp_path) != first
+
+
+def test_copied_folder_of_checkpoints_is_another_job(tmp_path):
+    first = job_of(tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert job_of(tmp_path / "copy") != first
+    (tmp_path / ".job").rename(tmp_path / "copy" / ".job")
+    assert job_of(tmp_path / "copy") == first
 
 
 def test_old_folder_of_another_job_is_removed(tmp_path):

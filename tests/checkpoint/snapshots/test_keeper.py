@@ -11,6 +11,7 @@ from pipejax.checkpoint._snapshots._messages import Outcome
 
 from ...helpers import batches
 from ..helpers import init, train_step
+from .folders import grow_old, left
 from .runs import broken_off, every_step, run, settled
 
 
@@ -159,9 +160,8 @@ def test_memory_without_room_turns_snapshots_off(
 
 
 def test_memory_of_an_abandoned_job_makes_room(tmp_path, memory, train, monkeypatch):
-    with broken_off(tmp_path / "first", memory) as manager:
-        run(manager, train, init(train), batches(1))
-    abandoned = [*memory.iterdir()]
+    """The memory of a job that may be between two attempts stays."""
+    abandoned, other = left(memory, "old", 0.0), left(memory, "new", 0.0)
     reserve, tries = _keeper._file.reserve, []
 
     def full_at_first(path, size):
@@ -171,10 +171,11 @@ def test_memory_of_an_abandoned_job_makes_room(tmp_path, memory, train, monkeypa
         return reserve(path, size)
 
     monkeypatch.setattr(_keeper._file, "reserve", full_at_first)
-    with checkpoint.manager(tmp_path / "second", memory=memory) as manager:
-        assert abandoned[0].exists()
+    with checkpoint.manager(tmp_path / "own", memory=memory) as manager:
+        grow_old(abandoned, 700.0)
         run(manager, train, init(train), batches(1))
-        assert not abandoned[0].exists()
+        assert not abandoned.exists()
+        assert other.exists()
 
 
 def test_size_is_stated_before_the_first_snapshot(tmp_path, memory, train, caplog):

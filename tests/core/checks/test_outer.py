@@ -69,3 +69,13 @@ def test_optimizer_unable_to_update_chunks_is_refused(outer_tx, error):
     message = f"`outer_tx` must update arrays of any names .* raises {error}.* Choose"
     with pytest.raises(ValueError, match=message):
         check_outer(outer_tx)
+
+
+def test_sum_in_a_branch_of_an_outer_optimizer_is_found():
+    """`MultiSteps` updates in a branch."""
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), SGD)
+    suits = optax.MultiSteps(SGD, 2).gradient_transformation()
+    assert check_outer(suits) is suits
+    outer_tx = optax.MultiSteps(clipped, 2).gradient_transformation()
+    with pytest.raises(ValueError, match="`outer_tx` must"):
+        check_outer(outer_tx)

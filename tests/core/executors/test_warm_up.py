@@ -2,6 +2,7 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -147,3 +148,19 @@ def test_outer_optimizer_begins_after_a_warm_up(name):
     state, _ = run(train, begun(train, name, data[0]), data, name)
     for anchor, of_chunk in zip(state.shared.anchor, state.shared.outer, strict=True):
         assert_bits_equal(of_chunk.z, anchor)
+
+
+def test_group_without_data_has_no_loss_of_its_own():
+    def loss(w, batch):
+        count = batch["real"].sum()
+        total = (batch["real"] * (w - batch["x"]) ** 2).sum()
+        return total / jnp.maximum(count, 1), pj.Aux(weight=count)
+
+    train = pj.make_local_step(
+        loss, optax.sgd(0.1), mesh=pj.data_mesh(2), warmup_steps=1
+    )
+    batch = {"x": np.ones(4, "f4"), "real": np.float32([1, 1, 0, 0])}
+    state = train.init(jnp.float32(0), batch=batch)
+    for _ in range(2):  # synchronous, then local
+        state, info = train.step(state, batch)
+        assert np.isnan(info.local_loss).tolist() == [False, True]

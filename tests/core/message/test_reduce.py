@@ -94,3 +94,12 @@ def test_single_bad_element_is_found(bad, place):
     x[place] = bad
     whole = Message({"w": jnp.asarray(x.reshape(300, 400))})
     assert not Reduced.of(whole, jnp.array(True)).finite
+
+
+@pytest.mark.parametrize("shape", [(2**25 + 4,), (1, 2**25), (2**25, 1), (2**23, 4)])
+def test_squares_of_a_long_array_lose_none(shape):
+    """One after another, float32 adds no more than 2^24 ones."""
+    found = jax.jit(Reduced.of)(Message({"w": jnp.ones(shape)}), jnp.array(True))
+    assert found.squares.tolist() == [np.prod(shape)]
+    bad = jnp.ones(shape).at[(-1,) * len(shape)].set(np.nan)
+    assert not jax.jit(Reduced.of)(Message({"w": bad}), jnp.array(True)).finite

@@ -62,7 +62,8 @@ def trained(
         for i, share in enumerate(shares(batch, groups)):
             own[i], states[i] = update(own[i], states[i], share)
         number = place * overlap // every
-        if (place + 1) * overlap // every > number:
+        # Before the first step, there is nothing to exchange.
+        if step and (place + 1) * overlap // every > number:
             anchor, own = exchanged(anchor, own, sent, number)
         if not overlap and place + 1 == every:
             anchor, own = exchanged(anchor, own, _differences(anchor, own), 0)

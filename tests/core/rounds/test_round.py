@@ -229,3 +229,39 @@ def test_donated_states_are_overwritten_and_end_with_the_same_bits(executor, rou
     gone = [chunk["float32"].is_deleted() for chunk in found.shared.anchor]
     number = train.rounds.config.schedule.chunk_at(int(found.position.taken))
     assert gone == [i == number for i in range(len(gone))]
+
+
+def test_outer_optimizer_has_no_update_before_the_first_progress():
+    """In a round that is always under way, the first chunk would have one more."""
+    counts = optax.sgd(lambda number: jnp.where(number < 1, 1.0, 0.0))
+    train = pj.make_local_step(
+        lambda w, batch: jnp.mean((w - batch) ** 2),
+        optax.sgd(0.5),
+        mesh=pj.data_mesh(2),
+        sync_every=2,
+        outer_tx=counts,
+    )
+    state, batch = train.init(jnp.zeros(4)), np.ones((4, 4), np.float32)
+    for _ in range(3):
+        state, _ = train.step(state, batch)
+    assert (np.asarray(state.params) > 0).all()
+
+
+def test_drain_takes_points_along_if_a_chunk_is_refused():
+    """Progress that is not finite is left out, of the points, too."""
+    tx = optax.contrib.schedule_free(optax.sgd(0.5), 0.5, b1=0.9)
+    train = pj.make_local_step(
+        lambda w, batch: jnp.mean((w - batch) ** 2),
+        tx,
+        mesh=pj.data_mesh(2),
+        sync_every=8,
+        overlap_steps=1,
+        skip_nonfinite=False,
+    )
+    batch = np.ones((2, 2), np.float32)
+    state, _ = train.step(train.init(jnp.zeros(2)), batch)
+    batch[1] = np.inf
+    state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    trained = state.local.trainable
+    np.testing.assert_allclose(trained.opt_state.z[0], trained.params[0], atol=1e-6)

@@ -1,0 +1,87 @@
+"""Lets all devices agree on a sum before they have it."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipejax._internal.mesh import AxisName, axis_size
+from pipejax._internal.ravel import working_dtype
+from pipejax._internal.types import CodecStates
+from pipejax.collectives import Local, Stages, Summands
+
+from ._message import Message
+from ._reduce import Reduced
+
+
+class Agreed(NamedTuple):
+    """What all devices know of a sum before they have it.
+
+    Attributes:
+      usable: bool scalar, whether the sum will be usable, unless a sum of finite
+        numbers overflows.
+      mean_weight: Mean weight of a device; 1 without weights, or if their sum is 0.
+    """
+
+    usable: jax.Array
+    mean_weight: jax.Array
+
+
+Agreement = Callable[[], Agreed]
+"""Returns what devices agree on. Its first call exchanges it."""
+
+
+def agreement(message: Message, valid: jax.Array, axis_name: AxisName) -> Agreement:
+    """Returns the function by which all devices agree on the sum of their messages."""
+    return functools.cache(functools.partial(_agreed, message, valid, axis_name))
+
+
+def agreed_bytes(devices: int, *, weighted: bool) -> int:
+    """Returns the bytes of the collective by which devices agree."""
+    return 4 * (1 + weighted * devices)
+
+
+def _agreed(message: Message, valid: jax.Array, axis_name: AxisName) -> Agreed:
+    own, weight = Reduced.of(message, valid), message.weight
+    bad = (~own.finite).astype(jnp.float32)[None]
+    # XLA would merge a sum with sums of the compute, and not a maximum.
+    if weight is None:
+        (bad,) = lax.pmax(bad, axis_name)
+        return Agreed(valid & (bad == 0), jnp.float32(1))
+    devices = axis_size(axis_name)
+    mine = jnp.arange(devices) == lax.axis_index(axis_name)
+    places = jnp.where(mine, weight, -jnp.inf)
+    found = lax.pmax(jnp.concatenate([bad, places]), axis_name)
+    total = found[1:].sum()
+    usable = valid & (found[0] == 0) & (total != 0)
+    return Agreed(usable, jnp.where(total == 0, 1, total / devices))
+
+
+def in_means(agree: Agreement, stages: Stages) -> Stages:
+    """Returns stages that sum gradients divided by the mean weight.
+
+    What codecs keep from one step to the next then belongs to gradients as they are
+    applied, whatever the weights of these steps. Without such states, it makes no
+    difference, and the stages stay as they are.
+    """
+
+    def before(value: Summands, states: CodecStates) -> tuple[Summands, CodecStates]:
+        return divided(value, agree().mean_weight) if states else value, states
+
+    def after(value: Summands, states: CodecStates) -> tuple[Summands, CodecStates]:
+        return divided(value, 1 / agree().mean_weight) if states else value, states
+
+    return Stages((Local(before),)) + stages + Stages((Local(after),))
+
+
+def divided(value: Summands, weight: jax.Array) -> Summands:
+    """Returns the arrays with their gradients divided by a weight."""
+
+    def one(x: jax.Array) -> jax.Array:
+        wide = working_dtype(x.dtype)
+        return (x.astype(wide) / weight.astype(wide)).astype(x.dtype)
+
+    return value._replace(coded=tuple(map(one, value.coded)))
