@@ -122,7 +122,8 @@ class Simulated:
             out_axes=None,
             axis_name=self.train.axis_name,
         )
-        return mapped(jnp.zeros(self.replicas))
+        # Counters may be arrays that the state has twice, and are donated.
+        return jax.tree.map(jnp.copy, mapped(jnp.zeros(self.replicas)))
 
     def _codec_states(self, state: pj.PipelineState) -> Any:
         """Returns the codec states of all replicas, which depend on their number."""

@@ -90,6 +90,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "faults": _of(faults.rows, "faults", "outcomes"),
     "faults.endurance": _of(endurance.rows, "faults_endurance", "diaries"),
     "faults.goodput": _of(goodput.rows, "faults_goodput", "cells"),
+    "faults.storm": _of(goodput.rows, "faults_storm", "cells"),
     "faults.start": _of(start.rows, "faults_start", "found", "hosts"),
     "faults.summary": _faults.summary,
     "gpu.codecs": _gpu.codecs,

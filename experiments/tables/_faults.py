@@ -35,6 +35,7 @@ def summary() -> list[list[str]]:
         _checksums(result("checkpoint_cost")["cells"][-1]),
         _strangers(result("faults_strangers")),
         *_useful(result("faults_goodput")["cells"]),
+        _storm(result("faults_storm")["cells"][0]),
         _in_turn(result("two_steps")["found"]),
     ]
 
@@ -69,6 +70,17 @@ def _useful(cells: list[dict[str, Any]]) -> list[list[str]]:
     return [
         [f"{title}, with a fault in every 200 steps", f"{share:.0f} %", "100 %"],
         [f"{title}, without faults", f"{without:.0f} %", "100 %"],
+    ]
+
+
+def _storm(cell: dict[str, Any]) -> list[str]:
+    (job,) = cell["jobs"]
+    rate = 3600 * len(job["faults"]) / job["seconds"]
+    share = f"{100 * job['goodput']:.0f} %"
+    return [
+        f"useful share of a job's time, with {rate:.0f} faults an hour",
+        share,
+        "100 %",
     ]
 
 

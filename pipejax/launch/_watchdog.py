@@ -53,9 +53,9 @@ class Watchdog:
        `limit` seconds without a report, or, if it takes steps, after 20 times the
        longest of the last 20, if that is less than `limit`, but not before 2 seconds.
     3. When a process is at fault, every process prints the rank, host and step of that
-       process, and the stack of its main thread if it stands still. Every process exits
-       with status 75, `pj.launch.FAULT`, soon after the limit, or about a second after
-       a process has died.
+       process, and the stack of the thread that calls `step` if it stands still. Every
+       process exits with status 75, `pj.launch.FAULT`, soon after the limit, or about a
+       second after a process has died.
 
     A process in which a thread holds Python's interpreter and never releases it prints
     the stacks of its threads instead, and exits with status 1.

@@ -40,7 +40,7 @@ def over_own_axes(function: Callable[[Any], Any], tree: Any) -> Any:
     types = jax.tree.map(lambda x: jax.typeof(x).sharding, tree)
 
     def others(own: Any) -> bool:
-        return not own.mesh.empty and own.mesh != mesh
+        return not (own.mesh.empty or mesh.empty) and own.mesh != mesh
 
     def untyped(x: jax.Array, own: Any) -> jax.Array:
         return jax.sharding.reshard(x, P()) if others(own) else x

@@ -185,3 +185,19 @@ def test_size_is_stated_before_the_first_snapshot(tmp_path, memory, train, caplo
         size = next(memory.glob("*/part-0-0.data")).stat().st_size
     said = f"a snapshot takes {size / 1e9:.3g} GB of {memory}, in part-0-0"
     assert any(said in record.getMessage() for record in caplog.records)
+
+
+def test_snapshots_of_different_extras_are_given_up(
+    tmp_path, memory, train, monkeypatch, caplog
+):
+    """They would never count, because no process could say where to go on."""
+    every_step(monkeypatch)
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+        state = run(manager, train, init(train), batches(1))
+        settled(manager)
+        assert len({each.state for each in manager.keeper.outcomes}) == 1
+        outcomes = [Outcome(0.0, 0.0, "", name) for name in ("one", "another")]
+        manager.keeper.outcomes = outcomes
+        run(manager, train, state, batches(1))
+        assert not manager.keeper.is_due()
+    assert "`extras` must be the same on all processes" in caplog.text

@@ -235,7 +235,7 @@ def test_outer_optimizer_has_no_update_before_the_first_progress():
     """In a round that is always under way, the first chunk would have one more."""
     counts = optax.sgd(lambda number: jnp.where(number < 1, 1.0, 0.0))
     train = pj.make_local_step(
-        lambda w, batch: jnp.mean((w - batch) ** 2),
+        lambda w, batch: jnp.mean((w[None] - batch) ** 2),
         optax.sgd(0.5),
         mesh=pj.data_mesh(2),
         sync_every=2,
@@ -251,7 +251,7 @@ def test_drain_takes_points_along_if_a_chunk_is_refused():
     """Progress that is not finite is left out, of the points, too."""
     tx = optax.contrib.schedule_free(optax.sgd(0.5), 0.5, b1=0.9)
     train = pj.make_local_step(
-        lambda w, batch: jnp.mean((w - batch) ** 2),
+        lambda w, batch: jnp.mean((w[None] - batch) ** 2),
         tx,
         mesh=pj.data_mesh(2),
         sync_every=8,
@@ -262,6 +262,12 @@ def test_drain_takes_points_along_if_a_chunk_is_refused():
     state, _ = train.step(train.init(jnp.zeros(2)), batch)
     batch[1] = np.inf
     state, _ = train.step(state, batch)
-    state, _ = train.drain(state)
-    trained = state.local.trainable
-    np.testing.assert_allclose(trained.opt_state.z[0], trained.params[0], atol=1e-6)
+
+    def ahead(state):
+        trained = state.local.trainable
+        return np.asarray(trained.opt_state.z[0] - trained.params[0])
+
+    drained, _ = train.drain(state)
+    assert (np.asarray(state.local.trainable.params[0]) > 0).all()
+    assert not np.asarray(drained.local.trainable.params[0]).any()
+    np.testing.assert_allclose(ahead(drained), ahead(state), atol=1e-6)

@@ -217,9 +217,9 @@ def test_restored_run_continues_bit_for_bit(tmp_path):
 def test_transfers_list_the_rounds_of_the_codec_first():
     train = make()
     found = train.transfers(train.abstract_state(init_params()), batches(1)[0])
-    # Two numbers whether the codec may replace its state, P of both matrices, and then
-    # Q, the bias and the loss.
-    assert [x.bytes for x in found[:3]] == [8, 4 * (5 + 7), 4 * (7 + 3 + 7 + 1)]
+    # Whether the codec may replace its state, P of both matrices, and then Q, the bias
+    # and the loss.
+    assert [x.bytes for x in found[:3]] == [4, 4 * (5 + 7), 4 * (7 + 3 + 7 + 1)]
 
 
 @pytest.mark.parametrize(
