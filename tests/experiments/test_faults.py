@@ -106,7 +106,7 @@ def test_fault_is_provoked_only_once(tmp_path, kind, number):
     subprocess.run(command, cwd=ROOT, check=True)
 
 
-def test_lost_host_returns_whenever_it_is_lost(tmp_path):
+def test_lost_host_returns_each_time(tmp_path):
     """A command that is killed runs again, and any other end is the end."""
     for name, last, status, runs in (
         ("whole", "exit 0", 0, 1),

@@ -17,8 +17,8 @@ def test_hidden_shares_of_sharded_models_are_quoted():
         if cell["target"].startswith("h100"):
             shares.setdefault(cell["step"], set()).add(f"{cell['covered_between']:.2f}")
     (none,), (all_of_it,) = shares["D-Sync"], shares["K=2"]
-    yield f"{none} of the FLOPs run under the exchange between hosts in a synchronous"
-    yield f"synchronous step, and {all_of_it} in a pipelined one"
+    yield f"run {none} of their FLOPs under the exchange between hosts when synchronous"
+    yield f"when synchronous, and {all_of_it} when pipelined"
 
 
 def test_exchange_is_hidden_and_groups_send_as_twin():

@@ -26,7 +26,7 @@ def test_process_without_a_timeline_notes_nothing(tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_line_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
+def test_line_without_a_place_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setenv(timeline.VARIABLE, str(tmp_path / "gone" / "0"))
     timeline.note("step", step=3)
     assert [*tmp_path.iterdir()] == []

@@ -86,7 +86,7 @@ def test_line_under_way_is_left_out(tmp_path):
     assert events(path) == [event("begun", 1)]
 
 
-def test_step_that_is_noted_twice_counts_once():
+def test_step_noted_twice_counts_once():
     """A second watchdog notes the step at which the first has ended."""
     twice = [*steps(1, 2, 3), *steps(4, 5, first=2)]
     found = goodput([[event("begun", 0.0), *twice]], 0.0, 5.0)
@@ -94,6 +94,6 @@ def test_step_that_is_noted_twice_counts_once():
     assert found.parts["slow steps"] == 1
 
 
-def test_job_whose_steps_begin_anew_in_each_epoch_has_no_goodput():
+def test_steps_beginning_anew_in_each_epoch_have_no_goodput():
     epochs = [*steps(1, 2, 3), *steps(4, 5, 6)]
     assert goodput([[event("begun", 0.0), *epochs]], 0.0, 7.0) is None

@@ -97,7 +97,7 @@ print(process.wait())
 """) == ["imported", "3 2", "0"]
 
 
-def test_job_goes_on_without_a_process_that_cannot_be_started():
+def test_job_goes_on_without_room_for_another_process():
     """A container may allow no further process."""
     assert said("""
 def refused(start):

@@ -146,7 +146,7 @@ class RoundConfig:
         assert reads.refused is not None
         assert reads.steps is not None
         before, own, points = alone(self.model_of(local, reads.form))
-        keep = reduced.finite & (reads.steps > 0)
+        keep = reduced.finite & (jnp.asarray(reads.steps) > 0)
         due, correction = arrived(self.outer_tx, due, sent.chunk, reduced, groups, keep)
         params = reads.form.added(before, correction, reads.number)
         if jax.tree.leaves(points):

@@ -27,7 +27,7 @@ def agreed(weights, bad=(0.0, 0.0), valid=True):
 
 
 @pytest.mark.parametrize("weights", [None, (1, 3)])
-def test_sum_is_usable_if_it_is_valid_and_finite_on_all_devices(weights):
+def test_sum_is_usable_if_valid_and_finite_on_all_devices(weights):
     mean = [1.0 if weights is None else 2.0] * 2
     assert agreed(weights) == ([True] * 2, mean)
     assert agreed(weights, valid=False) == ([False] * 2, mean)
