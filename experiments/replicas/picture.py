@@ -23,6 +23,7 @@ from ._runs import Result
 from ._table import SHOWN, committed, shown
 
 STYLES = dict(zip(SHOWN, (("-", "o"), ("--", "s")), strict=True))
+COLORS = {"momentum": "C0", "adamw": "C1", "muon": "C2"}
 NAMES = dict(zip(SHOWN, ("the default", "rank 16 at once"), strict=True))
 WORST = 0.5  # nats, at which runs that lose more or diverge are drawn
 MATCHES = 0.01  # nats
@@ -56,7 +57,7 @@ def picture(found: Sequence[Result], path: pathlib.Path) -> None:
 def draw(axes: Any, result: Result) -> None:
     """Draws a line for each optimizer and method."""
     groups = itertools.groupby(shown(result), key=lambda found: found[0])
-    for place, (optimizer, group) in enumerate(groups):
+    for optimizer, group in groups:
         rows = list(group)
         counts = [count for _, count, _ in rows]
         for number, method in enumerate(SHOWN):
@@ -66,7 +67,7 @@ def draw(axes: Any, result: Result) -> None:
                 counts,
                 [middle for middle, _ in heights],
                 [error for _, error in heights],
-                color=f"C{place}",
+                color=COLORS[optimizer],
                 linestyle=line,
                 marker=marker,
                 capsize=2,

@@ -42,7 +42,7 @@ from ._step import TrainStep
 
 _log = logging.getLogger(__name__)
 # With up to 16 devices, the default has been seen to end within 0.01 nats of
-# synchronous training: see docs/convergence.md.
+# synchronous training on MNIST: see docs/convergence.md.
 _MANY = 16
 
 
