@@ -12,6 +12,9 @@ import pipejax as pj
 from pipejax import codecs, collectives
 
 from ..grid import grid
+from ..groups import batches as group_batches
+from ..groups import loss_fn as group_loss
+from ..groups import mesh_of, placed
 from ..helpers import assert_bits_equal, init_params, x64
 
 DEVICES, STEPS, SIZE = 4, 6, 16
@@ -225,6 +228,34 @@ def test_residual_does_not_depend_on_weights_of_other_steps(codec, options):
     state, _ = trained(data, **options)
     other, _ = trained(larger, **options)
     assert_bits_equal(other.params, state.params)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_residual_of_sharded_models_does_not_depend_on_other_weights(sharded):
+    mesh, feedback = mesh_of(4, "fsdp"), codecs.error_feedback(codecs.top_k(1))
+
+    def loss(params, batch):
+        return group_loss(params, batch), pj.Aux(weight=batch["w"].sum())
+
+    def end(larger):
+        train = pj.make_train_step(
+            loss,
+            optax.adamw(1e-2),
+            mesh=mesh,
+            axis_name="host",
+            all_reduce=collectives.two_shot(feedback),
+            shard_optimizer=sharded,
+        )
+        data = [
+            {**batch, "w": np.arange(1.0, 17.0, dtype="f4") * larger ** (number % 2)}
+            for number, batch in enumerate(group_batches(4))
+        ]
+        state = train.init(placed(mesh, "fsdp"), batch=data[0])
+        for batch in data:
+            state, _ = train.step(state, batch)
+        return jax.device_get(train.whole_params(state))
+
+    assert_bits_equal(end(1024), end(1))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

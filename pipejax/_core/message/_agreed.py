@@ -53,7 +53,7 @@ def _agreed(message: Message, valid: jax.Array, axis_name: AxisName) -> Agreed:
         return Agreed(valid & (bad == 0), jnp.float32(1))
     devices = axis_size(axis_name)
     mine = jnp.arange(devices) == lax.axis_index(axis_name)
-    places = jnp.where(mine, weight, -jnp.inf)
+    places = jnp.where(mine, weight, jnp.finfo(jnp.float32).min)
     found = lax.pmax(jnp.concatenate([bad, places]), axis_name)
     total = found[1:].sum()
     usable = valid & (found[0] == 0) & (total != 0)
