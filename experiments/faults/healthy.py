@@ -8,14 +8,17 @@ A job has three processes, which take short steps, with a collective in every te
 Beside the jobs, processes keep all cores busy.
 
 Command: python -m experiments.faults.healthy
-Time: about an hour on 2 cores.
+         If it is interrupted, start it again: it goes on after the jobs that have run.
+Time: about two hours on 2 cores.
 Result: experiments/results/faults_healthy.json
 """
 
 import dataclasses
+import json
 import multiprocessing
 import os
 import pathlib
+import signal
 import socket
 import sys
 import time
@@ -30,6 +33,7 @@ from jax.experimental import multihost_utils
 
 import pipejax as pj
 from experiments import report
+from pipejax.launch._guard import die_with_parent
 
 PROCESSES = 3
 
@@ -60,10 +64,12 @@ def main(config: Config) -> dict[str, Any]:
     busy = [context.Process(target=_compute, daemon=True) for _ in range(config.load)]
     for each in busy:
         each.start()
-    ended, seconds = 0, []
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"jobs": 0, "ended": 0}
+    if config.out.exists():
+        found = json.loads(config.out.read_text())["found"]
+    ended, seconds = found["ended"], []
     try:
-        for number in range(config.jobs):
+        for number in range(found["jobs"], config.jobs):
             begun = time.monotonic()
             ended += any(run(context, config))
             seconds.append(time.monotonic() - begun)
@@ -111,6 +117,8 @@ def _train(config: Config, address: str, rank: int) -> None:
 
 
 def _compute() -> None:
+    # It must not stay if this program is killed, and the server of its forks with it.
+    die_with_parent(os.getppid(), signal.SIGKILL)
     values = np.ones((200, 200))
     while True:
         values = np.tanh(values @ values)
