@@ -15,8 +15,8 @@ def is_key(leaf: Any) -> bool:
 def key_of(seed: jax.Array) -> jax.Array:
     """Returns a key from which all devices and programs draw the same numbers.
 
-    With `jax_default_prng_impl="rbg"`, numbers would depend on the compiler, and inside
-    `jax.vmap` those of all seeds on the first one.
+    With `jax_default_prng_impl="rbg"`, numbers would depend on the compiler, and under
+    `jax.vmap`, the first seed would decide those of all seeds.
     """
     return jax.random.key(seed, impl="threefry2x32")
 

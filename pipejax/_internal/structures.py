@@ -93,7 +93,8 @@ def like_optimizer(
         shape = jnp.shape(leaf)
         for start in range(len(path) + 1):
             found = known.get((path[start:], shape))
-            # A number may be called like a parameter, and has others beside it.
+            # A counter may have the name of a scalar parameter. It has other fields
+            # beside it.
             if found is not None and (shape or below[path[:start]] <= own):
                 return found
         return default

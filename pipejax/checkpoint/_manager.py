@@ -32,8 +32,8 @@ class LockedManager(ocp.CheckpointManager):
         super().__init__(*args, **kwargs)
 
     def latest_step(self) -> int | None:
-        # A program asks for it to find out whether there is anything to restore, or
-        # beside a job that saves, whether there is anything new. Orbax lists once.
+        # A program asks for it to find out whether there is anything to restore. Beside
+        # a job that saves, it asks again and again, and Orbax lists the folder once.
         if self.read_only and jax.process_count() == 1:
             self.reload()
         own = super().latest_step()
@@ -101,7 +101,8 @@ def manager(
       keep: Number of checkpoints to keep, at least 1. Older ones are deleted. `None`
         keeps all.
       read_only: Whether the manager only restores. It then needs no lock, so that an
-        evaluation can read the checkpoints of a running job.
+        evaluation can read the checkpoints of a running job. Its `latest_step()` sees
+        newer checkpoints; on several processes, all call `reload()` before.
       memory: An existing folder that outlives the process, such as `/dev/shm`, in which
         `snapshot` keeps states. It takes twice the bytes of what this process holds of
         a state, and twice those that it copies for another host. They are freed when

@@ -160,11 +160,11 @@ def _from_memory(
 
     found = from_memory(keeper, choose, wanted)
     if found is None and step is None and not saved and keeper.newest() is not None:
-        keeper.discard()
         raise FileNotFoundError(
             f"`manager` must have a checkpoint, got none in {manager.directory}, and"
-            f" snapshots in {keeper.memory.path} that are damaged or of other devices."
-            " They are removed now: start the program again, and it begins anew."
+            f" snapshots in {keeper.memory.path} that cannot be read or are of other"
+            " devices. Start the job on the same devices as before, or remove this"
+            " folder on every host, and the job begins anew."
         )
     keeper.restored()
     return found

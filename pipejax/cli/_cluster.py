@@ -127,8 +127,8 @@ def shared_hosts(devices: int) -> list[str]:
     if hosts == devices:
         return []
     return [
-        f"The {devices} devices were measured as hosts with a link each, and share"
-        f" {hosts}. For plans of hosts with several devices, give `pipejax plan`"
+        f"The {devices} devices were measured as hosts with a link each, but their hosts"
+        f" number {hosts}. To plan for hosts with several devices, give `pipejax plan`"
         " --hosts, --devices and --bandwidth in place of a file."
     ]
 

@@ -62,7 +62,7 @@ class Account:
         self._paths = [each.environment[timeline.VARIABLE] for each in with_variables]
         for path in self._paths:
             timeline.append(path, "begun")
-        self._offset = sum(path.stat().st_size for path in self._first())
+        self._offset = sum(path.stat().st_size for path in self._first_timeline())
         return with_variables
 
     def settled(self) -> bool:
@@ -73,13 +73,13 @@ class Account:
         now = timeline.now()
         if self._stepped == math.inf and now - self._looked > _LOOK:
             self._looked = now
-            for path in self._first():
+            for path in self._first_timeline():
                 if b'"what": "step"' in path.read_bytes()[self._offset :]:
                     self._stepped = now
         return now - self._stepped > _STEPPING or now - self._began > _SILENT
 
-    def _first(self) -> list[pathlib.Path]:
-        """Returns the timeline of the first process, if there is one."""
+    def _first_timeline(self) -> list[pathlib.Path]:
+        """Returns the file of the first process, or nothing if it was not written."""
         return [path for path in map(pathlib.Path, self._paths[:1]) if path.exists()]
 
     def result(self) -> Goodput | None:

@@ -31,8 +31,8 @@ def local_steps(
       one_core: As `plan` was given.
 
     Returns:
-      The ways. Of those whose step times differ by at most 1 %, the shorter round
-      comes first, then the order of `plan`.
+      The ways. If step times differ by at most 1 %, the shorter round comes first, and
+      then the order is that of `plan`.
 
     Raises:
       ValueError: If the compute takes no time.

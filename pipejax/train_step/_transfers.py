@@ -129,7 +129,7 @@ def _of_local_step(
     """Lists every collective of a kind of local step, as `transfers_of` does."""
 
     def local(moves: Moves, reads: RoundReads, inputs: Inputs) -> Any:
-        trained = config.train(kind, reads.form, moves.local, moves.reported, inputs)
+        trained = config.train(kind, moves.local, moves.reported, inputs, reads.form)
         if moves.due is None:
             return trained, Outcome(), jax.tree_util.Partial(tuple)
         sent = config.sent(kind, moves, reads)

@@ -1,6 +1,5 @@
 """Weight prediction for a hand-written training step."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,13 +75,12 @@ def predicted_params(
             " linear in its gradients; got one that is, or that needs more than"
             " gradients."
         )
-    own = []
-    for message, each, valid in zip(pending, gradients, arrived, strict=True):
-        # Also where the optimizer is to deal with NaN: P times NaN is NaN.
-        usable = Reduced.of(message, jnp.asarray(valid)).usable
-        zeros = jax.tree.map(jnp.zeros_like, each)
-        finite = jax.tree.map(functools.partial(jnp.where, usable), each, zeros)
-        own.append(Own(finite, nothing, jnp.asarray(valid), usable))
+    valid = map(jnp.asarray, arrived)
+    reduced = map(Reduced.of, pending, valid)
+    own = [
+        Own.of(each, nothing, found.valid, found.usable)
+        for each, found in zip(gradients, reduced, strict=True)
+    ]
     return predicted(kind, update, params, state, mean, own)
 
 

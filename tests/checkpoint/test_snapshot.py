@@ -106,19 +106,21 @@ def test_emptied_folder_of_checkpoints_is_another_job(tmp_path, memory):
             checkpoint.restore(manager, train, init(train))
 
 
-def test_job_without_a_usable_state_begins_anew_at_its_next_start(tmp_path, memory):
-    """There is no checkpoint, and the snapshot is of other devices."""
+def test_snapshots_survive_a_start_on_other_devices(tmp_path, memory):
+    """Without a checkpoint, such a start is refused, and says how to go on."""
+    train, other = train_step(4), train_step(2)
     with broken_off(tmp_path / "run", memory) as manager:
-        train = train_step(4)
         run(manager, train, init(train), batches(3))
-    train = train_step(2)
-    for last in (3, None):
-        with broken_off(tmp_path / "run", memory) as manager:
-            assert manager.latest_step() == last
-            with pytest.raises(FileNotFoundError, match="must have a checkpoint"):
-                checkpoint.restore(manager, train, init(train))
+    with broken_off(tmp_path / "run", memory) as manager:
+        rule = rf"got none in .*{memory}.* on the same devices as before, or remove"
+        with pytest.raises(FileNotFoundError, match=rule):
+            checkpoint.restore(manager, other, init(other))
+    with broken_off(tmp_path / "run", memory) as manager:
+        assert int(checkpoint.restore(manager, train, init(train)).state.step) == 3
+    for path in memory.iterdir():
+        shutil.rmtree(path)
     with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
-        run(manager, train, init(train), batches(1))
+        run(manager, other, init(other), batches(1))
 
 
 def test_run_without_a_restore_is_refused(tmp_path, memory):

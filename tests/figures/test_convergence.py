@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from experiments.convergence import _show, sharpness
+from experiments.replicas._table import paired
 from experiments.report import result
 from experiments.tables import TABLES
 from pipejax import codecs
@@ -51,6 +52,36 @@ def test_costs_of_many_replicas_are_quoted():
     yield f"it costs {four:.3f} nats with 4 replicas and {most:.3f} with 64"
     most = max(abs(nats(row, "K=2, rank 16 at once")) for row in rows)
     yield f"With rank 16 at once, every cell is within {most:.4f} nats"
+
+
+@quoted_in("README.md")
+def test_costs_on_text_are_quoted():
+    titles, *rows = TABLES["replicas"]()
+    row = next(row for row in rows if row[:3] == ["shakespeare", "adamw", "4"])
+    default, at_once = (
+        float(row[titles.index(title)].split()[0])
+        for title in ("K=2", "K=2, rank 16 at once")
+    )
+    yield f"default costs {default:.2f} nats, and {at_once:.2f} with a part exchanged"
+
+
+@quoted_in("docs/benchmarks/accuracy.md")
+def test_costs_of_single_seeds_on_text_are_quoted():
+    record = result("replicas_shakespeare")
+
+    def costs(method, replicas):
+        pairs = paired("adamw", method, replicas, record)
+        return [later["test_loss"] - first["test_loss"] for first, later in pairs]
+
+    four, many = costs("K=2", 4), costs("K=2", 64)
+    assert [round(max(each) / min(each)) for each in (four, many)] == [4, 4]
+    own, late = (
+        [costs(method, replicas)[0] for replicas in (4, 64)]
+        for method in ("K=2, own", "K=2, warm-up")
+    )
+    yield f"own gradients loses {own[0]:.3f} nats with 4 replicas and {own[1]:.2f} with"
+    yield f"after a synchronous first tenth {late[0]:.3f} and {late[1]:.2f}"
+    yield f"in the same seed, the default loses {four[0]:.3f} and {many[0]:.3f}"
 
 
 @quoted_in("docs/benchmarks/accuracy.md")

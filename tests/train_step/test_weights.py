@@ -217,7 +217,7 @@ def test_error_feedback_conserves_the_weighted_sum():
 def test_residual_does_not_depend_on_weights_of_other_steps(codec, options):
     """All weights of a step times 1,024 change no mean, and so no bit of a run.
 
-    What is owed from a step with few tokens must not count more beside many.
+    What a step with many tokens owes must not count more beside few.
     """
     data, feedback = padded(), codecs.error_feedback(codec)
     options = {"width": 2, "all_reduce": collectives.two_shot(feedback), **options}

@@ -103,8 +103,8 @@ class FusedRounds:
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
         """Runs one group's part of a step."""
-        compute = functools.partial(self.config.train, kind, reads.form)
-        args = moves.local, moves.reported, inputs
+        compute = functools.partial(self.config.train, kind)
+        args = moves.local, moves.reported, inputs, reads.form
         if moves.due is None:
             return compute(*args), Outcome()
         sent = self.config.sent(kind, moves, reads)

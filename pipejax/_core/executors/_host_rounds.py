@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import valid_at_once
-from pipejax._core.rounds import Form
 from pipejax._core.step import Common, Inputs, inputs_over
 
 from ._by_copy import reduction_mesh
@@ -122,11 +121,7 @@ class HostRounds:
             moves, reads, trained, _ = self.config.specs(StepKind())
             of_inputs = inputs_over(config.axis_name)
             specs = moves.local, moves.reported, of_inputs, reads.form
-
-            def local(own: Any, reported: Any, inputs: Inputs, form: Form) -> Trained:
-                kind = StepKind(reports=reports)
-                return self.config.train(kind, form, own, reported, inputs)
-
+            local = functools.partial(self.config.train, StepKind(reports=reports))
             return jax.jit(
                 config.on_mesh(local, specs, trained),
                 in_shardings=(None, None, config.inputs, None),

@@ -123,8 +123,8 @@ def _exchanged(
         reduced = Reduced.of(message, jnp.array(True))
         due = ChunkState(anchor, outer, ())
         # The correction of a group is not needed: all begin anew at the anchor.
-        sent_chunk, keep = message.gradients, reduced.finite
-        due, _ = arrived(config.outer_tx, due, sent_chunk, reduced, groups, keep)
+        args = due, message.gradients, reduced, groups, reduced.finite
+        due, _ = arrived(config.outer_tx, *args)
         anchors.append(due.anchor)
         outers.append(due.outer)
         refused = refused_after(refused, reduced)

@@ -114,10 +114,10 @@ class RoundConfig:
     def train(
         self,
         kind: StepKind,
-        form: Form,
         local: Common,
         reported: Passengers,
         inputs: Inputs,
+        form: Form,
     ) -> Trained:
         """Returns what one group makes of its share of a batch, by itself."""
         local, info, message = inner_step(self.inner.step, alone(local), inputs)

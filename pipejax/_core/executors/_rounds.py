@@ -210,7 +210,7 @@ class Rounds:
             model = alone(self.config.model_of(own, form))
             state, params = at_agreed(form, model.model_state, agreed), model.params
             after = form.whole(anchor)
-            # Nothing but what a refused chunk has left behind lies between the two.
+            # The two differ by rounding, and in chunks that were refused.
             change = jax.tree.map(jnp.subtract, after, params)
             points = moved(model.points, params, change)
             return stacked(GroupModel(after, state, points))

@@ -86,8 +86,9 @@ class WarmUp:
         check_changes(form, local.model_state, message)
         total = reduced.sum.passengers.values
         arrival = self.config.arrival(total, message.passengers, shared.refused)
-        alone_sum = Reduced.of(Message({}, None, message.passengers), jnp.array(True))
-        loss = jnp.asarray(info_of(alone_sum, None, 1).loss)
+        # As a sum of one group, whose loss is NaN without a weight.
+        mine = Reduced.of(Message({}, None, message.passengers), jnp.array(True))
+        loss = jnp.asarray(info_of(mine, None, 1).loss)
         own = stacked(LocalInfo.of(info)._replace(local_loss=loss))
         report = RoundInfo(**arrival._asdict(), **own._asdict())
         anchor = form.chunked(local.trainable.params)

@@ -1,4 +1,4 @@
-"""Lets all devices agree on a sum before they have it."""
+"""Lets all devices agree whether a sum will be usable, before they sum."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from ._reduce import Reduced
 
 
 class Agreed(NamedTuple):
-    """What all devices know of a sum before they have it.
+    """Facts about a sum on which all devices agree before they sum.
 
     Attributes:
       usable: bool scalar, whether the sum will be usable, unless a sum of finite
@@ -63,9 +63,9 @@ def _agreed(message: Message, valid: jax.Array, axis_name: AxisName) -> Agreed:
 def in_means(agree: Agreement, stages: Stages) -> Stages:
     """Returns stages that sum gradients divided by the mean weight.
 
-    What codecs keep from one step to the next then belongs to gradients as they are
-    applied, whatever the weights of these steps. Without such states, it makes no
-    difference, and the stages stay as they are.
+    Residuals, which codecs keep from one step to the next, are then in the units of
+    applied gradients, whatever the weights of the two steps. Stages whose codecs keep
+    no state do not divide, because it makes no difference to them.
     """
 
     def before(value: Summands, states: CodecStates) -> tuple[Summands, CodecStates]:

@@ -50,7 +50,7 @@ class Own(NamedTuple):
     """A device's own contribution to a mean in flight.
 
     Attributes:
-      gradients: Its gradients, in the dtypes of the parameters.
+      gradients: Its gradients, in the dtypes of the parameters, 0 if not usable.
       valid: Whether there is a message at this place of the queue.
       usable: Whether the gradients are finite and their weight is not 0.
     """
@@ -59,6 +59,21 @@ class Own(NamedTuple):
     loss: jax.Array
     valid: jax.Array
     usable: jax.Array
+
+    @classmethod
+    def of(
+        cls,
+        gradients: optax.Updates,
+        loss: jax.Array,
+        valid: jax.Array,
+        usable: jax.Array,
+    ) -> "Own":
+        """Puts zeros in place of gradients that are not usable.
+
+        An optimizer that deals with NaN itself does not help: P times NaN is NaN.
+        """
+        zeros = jax.tree.map(jnp.zeros_like, gradients)
+        return cls(_either(usable, gradients, zeros), loss, valid, usable)
 
 
 class Kind(NamedTuple):
@@ -169,13 +184,11 @@ def predicted(
         return changed(update, params, opt_state, gradients, losses, taken)
 
     found = expansion(change_by, means)
-    # The first-order term of each gradient in flight, with 0 for one that is not
-    # usable.
+    # The first-order term of each gradient in flight.
     change = found.change
     for each, m, slope in zip(own, means, found.slopes, strict=True):
-        own_or_0 = _either(each.usable, each.gradients, jax.tree.map(jnp.zeros_like, m))
         change = jax.tree.map(
-            lambda u, p, g, a: u + p * (g - a), change, slope, own_or_0, m
+            lambda u, p, g, a: u + p * (g - a), change, slope, each.gradients, m
         )
     return _moved(params, change)
 

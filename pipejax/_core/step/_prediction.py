@@ -141,13 +141,10 @@ def own_gradients(
     """
 
     def one(message: Message, valid: jax.Array) -> Own:
-        # Also where the optimizer is to deal with NaN: P times NaN is NaN.
         usable = Reduced.of(message, valid).usable
         gradients = mean_as(message.gradients, params, message, 1)
-        gradients = merged(gradients, others)
-        zeros = jax.tree.map(jnp.zeros_like, gradients)
         loss = mean_of(message.passengers.loss, message, 1)
-        return Own(select(usable, gradients, zeros), loss, valid, usable)
+        return Own.of(merged(gradients, others), loss, valid, usable)
 
     return list(map(one, in_flight.pending, valid_in_queue(in_flight)))
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .._fault import DamagedError
-from .._meta import digest
 from ._file import Label, Moment, names, read_header
 
 
@@ -48,8 +47,7 @@ def listed(folder: pathlib.Path) -> list[Kept]:
             header = read_header(folder / name)
         except DamagedError:  # it is being written, or was broken off
             continue
-        state = digest([header.meta, header.extras])
-        found.append(Kept(name, header.label, state))
+        found.append(Kept(name, header.label, header.state))
     return found
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._fault import DamagedError
+from .._meta import digest
 from ._blocks import Block
 
 _ALIGNED = 64  # bytes
@@ -74,6 +75,11 @@ class Header(NamedTuple):
     own: list[Any]
     offsets: dict[Block, int]
     checksums: dict[Block, int]
+
+    @property
+    def state(self) -> str:
+        """Returns the digest of what must be the same in the files of all processes."""
+        return digest([self.meta, self.extras])
 
 
 def offsets(blocks: Iterable[Block]) -> tuple[dict[Block, int], int]:

@@ -37,13 +37,13 @@ def job_of(checkpoints: Any) -> str:
         if number.isalnum() and inode == [_inode(path)]:
             return number
     drawn = proofs.drawn()
-    path.write_text(drawn)
+    path.touch()  # and has an inode
     path.write_text(f"{drawn} {_inode(path)}")
     return drawn
 
 
 def _inode(path: epath.Path) -> str:
-    """Returns what tells a file from its copies, or 0 for a file in a bucket."""
+    """Returns the number by which a file differs from its copies; 0 in a bucket."""
     try:
         return str(os.stat(path).st_ino)
     except OSError:

@@ -15,7 +15,6 @@ import numpy as np
 
 from pipejax._internal import timeline
 
-from .._meta import digest
 from . import _blocks, _file, _pace
 from ._blocks import Block
 from ._catalogue import Source, sources
@@ -88,12 +87,6 @@ class Keeper:
         """Begins a new attempt, whose snapshots count more than all before."""
         self._restored = True
         self.memory.attempt += 1
-
-    def discard(self) -> None:
-        """Removes the files of this host; all processes call it."""
-        for path in self.memory.path.glob("*.*"):  # and no lock
-            path.unlink(missing_ok=True)
-        self.memory.list_again()
 
     def keep(self, moment: Moment) -> None:
         """Keeps the files of a snapshot until there is a newer one."""
@@ -184,11 +177,10 @@ class Keeper:
         header = _file.Header(
             label, taken.meta, taken.extras, taken.own, offsets, checksums={}
         )
-        state = digest([taken.meta, taken.extras])
         stops = time.monotonic() - began
         self._under_way = threading.Thread(
             target=self._complete,
-            args=(self._copies, name, header, Outcome(stops, 0.0, failed, state)),
+            args=(self._copies, name, header, Outcome(stops, 0.0, failed)),
             kwargs={"before": self._under_way},
             name="pipejax snapshot",
             daemon=True,
@@ -232,7 +224,8 @@ class Keeper:
             outcome = outcome._replace(failed=outcome.failed or said)
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the job has ended
             seconds = time.monotonic() - began
-            self._messages.end(number, outcome._replace(beside=seconds))
+            outcome = outcome._replace(beside=seconds, state=header.state)
+            self._messages.end(number, outcome)
             # Until then, this process must not end.
             if (holder := holders[rank]) is not None:
                 self._messages.outcome(number, holder)

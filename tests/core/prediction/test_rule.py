@@ -27,7 +27,7 @@ def kind(tx, count=1):
 
 
 def own(gradients=G, *, valid=YES, usable=YES):
-    return Own(gradients, ZERO, valid, usable)
+    return Own.of(gradients, ZERO, valid, usable)
 
 
 def ahead(tx, state, *, known=YES, mean=M, in_flight=None):
