@@ -127,9 +127,9 @@ def shared_hosts(devices: int) -> list[str]:
     if hosts == devices:
         return []
     return [
-        f"The {devices} devices were measured as hosts with a link each, but their hosts"
-        f" number {hosts}. To plan for hosts with several devices, give `pipejax plan`"
-        " --hosts, --devices and --bandwidth in place of a file."
+        f"{devices} devices share {hosts} host(s), and each was measured as a host with"
+        " a link of its own. To plan for hosts with several devices, give `pipejax"
+        " plan` --hosts, --devices and --bandwidth in place of a file."
     ]
 
 

@@ -76,8 +76,7 @@ def test_doctor_sends_a_sharded_optimizer_to_plan(tmp_path, capsys):
         in printed
     )
     assert " --batch 8 --shard-optimizer\n" in printed
-    assert "The 8 devices were measured as hosts" in printed
-    assert "but their hosts number 1." in printed
+    assert "8 devices share 1 host(s), and each was measured as a host" in printed
 
 
 @pytest.mark.full  # it measures a larger model than its own
