@@ -34,6 +34,7 @@ def summary() -> list[list[str]]:
         ],
         _checksums(result("checkpoint_cost")["cells"][-1]),
         _strangers(result("faults_strangers")),
+        _healthy(result("faults_healthy")),
         *_useful(result("faults_goodput")["cells"]),
         _storm(result("faults_storm")["cells"][0]),
         _in_turn(result("two_steps")["found"]),
@@ -59,6 +60,16 @@ def _strangers(record: dict[str, Any]) -> list[str]:
         f" {len(costs)} kinds: later start, and more memory of process 0, at most",
         f"{delay:.1f} s, {memory:.1f} MB",
         "0 s, 0 MB",
+    ]
+
+
+def _healthy(record: dict[str, Any]) -> list[str]:
+    found = record["found"]
+    return [
+        "jobs without a fault, on cores that other programs keep busy, which a watchdog"
+        " ends",
+        f"{found['ended']} of {found['jobs']}",
+        "0",
     ]
 
 

@@ -85,17 +85,26 @@ def data_mesh(
             " for example pj.data_mesh(axis_name=('host', 'device'))."
         )
     types = (AxisType.Auto,) * len(shape)
-    chosen = devices[:count]
-    if len({getattr(device, "slice_index", 0) for device in chosen}) > 1:
-        # `jax.make_mesh` refuses several slices of a TPU.
+    chosen = sorted(devices[:count], key=_slice_and_process)
+    if len(names) > 1 or len({*map(_slice_of, chosen)}) > 1:
+        # `jax.make_mesh` orders the devices of a TPU by its links, so that a row may
+        # have devices of several hosts. It refuses several slices.
         return Mesh(np.array(chosen).reshape(shape), names, axis_types=types)
     return jax.make_mesh(shape, names, axis_types=types, devices=chosen)
+
+
+def _slice_of(device: Any) -> int:
+    return getattr(device, "slice_index", 0)
+
+
+def _slice_and_process(device: Any) -> tuple[int, int]:
+    return _slice_of(device), device.process_index
 
 
 def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
     """Returns the shape of a mesh in which each row has the devices of one host."""
     if hosts is None:
-        slices = {getattr(device, "slice_index", 0) for device in devices}
+        slices = {*map(_slice_of, devices)}
         processes = {device.process_index for device in devices}
         hosts = len(slices if len(slices) > 1 else processes)
     if hosts < 1 or len(devices) % hosts:
@@ -143,6 +152,14 @@ def is_traced() -> bool:
 def inner_axes(mesh: Mesh, axis_name: AxisName) -> tuple[str, ...]:
     """Returns the axes of a mesh over which a group shards its copy of the model."""
     return tuple(name for name in mesh.axis_names if name not in axes(axis_name))
+
+
+def processes_of_groups(mesh: Mesh, axis_name: AxisName) -> list[set[int]]:
+    """Returns for each place along the data's axes the processes of its devices."""
+    along = [mesh.axis_names.index(name) for name in axes(axis_name)]
+    devices = np.moveaxis(mesh.devices, along, range(len(along)))
+    groups = devices.reshape(size_along(mesh, axis_name), -1)
+    return [{device.process_index for device in group} for group in groups]
 
 
 def auto_mesh(mesh: Mesh) -> Mesh:

@@ -50,6 +50,10 @@ def no_leaf(tree: Any) -> Any:
     return jax.tree.map(lambda _: None, tree)
 
 
+HYPERPARAMETERS = jax.tree_util.GetAttrKey("hyperparams")
+"""The part of a path to the hyperparameters of `optax.inject_hyperparams`."""
+
+
 def of_leaves(items: Sequence[Any], tree: Any, part: Any) -> tuple[Any, ...]:
     """Returns those of the items, one for each leaf of `tree`, whose leaf `part` has.
 

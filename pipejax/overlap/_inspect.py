@@ -5,7 +5,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from pipejax._internal.hlo import Memory, MeshAxes, Reading, Report, parse
+from pipejax._internal.hlo import Memory, MeshAxes, Reading, Report, is_mesh_of, parse
+from pipejax._internal.hlo._module import Module
 
 
 def inspect(
@@ -82,21 +83,20 @@ def inspect(
             f" {module.name} without it. Compile it: `lowered.compile().as_text()`, not"
             " `lowered.as_text()`."
         )
-    devices = module.replica_count * module.num_partitions
-    mesh = mesh or _mesh_of(args, devices)
+    mesh = mesh or _mesh_of(args, module)
     axes = None if mesh is None else MeshAxes(mesh, module)
     report = Reading(module, axes).report()
     known = isinstance(program, jax.stages.Compiled)
     return report._replace(memory=Memory.of(program) if known else None)
 
 
-def _mesh_of(args: tuple[Any, ...], devices: int) -> Mesh | None:
+def _mesh_of(args: tuple[Any, ...], module: Module) -> Mesh | None:
     """Returns the mesh of the arguments' shardings, or `None` without a single one."""
     shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
     meshes = {x.mesh for x in shardings if isinstance(x, NamedSharding)}
     found = meshes.pop() if len(meshes) == 1 else None
     # A mesh of another size is that of an argument that the program does not use.
-    return found if isinstance(found, Mesh) and found.size == devices else None
+    return found if isinstance(found, Mesh) and is_mesh_of(found, module) else None
 
 
 def _compiled(

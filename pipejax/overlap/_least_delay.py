@@ -88,11 +88,12 @@ def least_delay(
             f" {exchange!r}. Measure it with pj.overlap.measure."
         )
     ready = train.ready_after(state, batch, shared)
-    leaves, structure = jax.tree.flatten(state.trainable.whole_params)
-    times = jax.tree.leaves(ready, is_leaf=lambda x: x is None)
-    # A frozen parameter has no gradient, and sends nothing.
-    sent = [time is not None for time in times]
-    times = [compute * (time or 0.0) for time in times]
+    params = state.trainable.whole_params
+    leaves, structure = jax.tree.flatten(params)
+    # A frozen parameter has no gradient, and sends nothing: its time is `None`.
+    pairs = jax.tree.map(lambda _, time: (time is not None, time or 0.0), params, ready)
+    found = jax.tree.leaves(pairs)
+    sent, times = found[::2], [compute * time for time in found[1::2]]
     sizes = np.array([leaf.size * leaf.dtype.itemsize for leaf in leaves]) * sent
     seconds = exchange * sizes / max(sizes.sum(), 1)
     return jax.tree.unflatten(structure, fewest(times, seconds.tolist(), compute))

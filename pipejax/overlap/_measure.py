@@ -129,10 +129,11 @@ def measure(
         parts = parts_of_rounds(train, given, steps)
     else:
         parts = parts_of(train, given, batch, shared)
+    timed = parts.fills, batch, shared, steps
     runs: dict[str, Callable[[], float]] = {
-        "compute": lambda: _time(parts.alone, parts, batch, shared, steps),
+        "compute": lambda: _time(parts.alone, parts.silent, *timed),
         "communication": lambda: _time_exchange(parts, steps),
-        "step": lambda: _time(parts.whole, parts, batch, shared, steps),
+        "step": lambda: _time(parts.whole, parts.state, *timed),
     }
     for run in runs.values():
         run()  # compiles the programs
@@ -146,9 +147,10 @@ def measure(
     return Measurement(**{name: tuple(values) for name, values in times.items()})
 
 
-def _time(train: Any, parts: TimedParts, batch: Any, shared: Any, steps: int) -> float:
-    state = parts.state
-    for _ in range(parts.fills):
+def _time(
+    train: Any, state: Any, fills: int, batch: Any, shared: Any, steps: int
+) -> float:
+    for _ in range(fills):
         state, _ = train.step(state, batch, shared)
     jax.block_until_ready(state)
     start = time.perf_counter()

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import Rounds, StepKind, make_exchange, parted
-from pipejax._core.message import valid_in_step
+from pipejax._core.message import Message, parted_states, valid_at_once, valid_in_step
 from pipejax._core.rounds import Position
+from pipejax._core.step import parted as delayed_and_not
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.types import Tree
 from pipejax.collectives import NoCommunication
@@ -23,13 +25,15 @@ class TimedParts(NamedTuple):
       alone: A step that communicates nothing.
       whole: The step with its exchange.
       exchange: Function that runs the exchange of a step, with nothing beside it.
-      state: A drained state, with which both steps begin.
+      silent: A drained state, with which the step that communicates nothing begins.
+      state: The same state for the whole step.
       fills: The number of steps that fill the pipeline.
     """
 
     alone: TrainStep | LocalTrainStep
     whole: TrainStep | LocalTrainStep
     exchange: Callable[[], Any]
+    silent: PipelineState | LocalState
     state: PipelineState | LocalState
     fills: int
 
@@ -40,7 +44,8 @@ def parts_of(
     """Returns the parts of a pipelined step, whose exchange sends zeros."""
     whole = _with(train)
     state, _ = jax.block_until_ready(whole.drain(state))
-    like = _with(train, width=2).init(
+    alone = _with(train, all_reduce=NoCommunication())
+    like = _all_delayed(alone).init(
         state.params,
         model_state=state.model_state,
         rng=state.rng,
@@ -48,19 +53,43 @@ def parts_of(
         shared=shared,
     )
     (message,) = like.in_flight.pending
-    exchange = make_exchange(whole.config, whole.executor.reduction_mesh)
-    # The exchange of a sharded optimizer updates each device's pieces in between.
-    trained = state.trainable if whole.config.step.shards_optimizer else None
-    valid = valid_in_step(whole.width - 1, whole.width - 1)
+    # Without communication, codecs have no states.
+    silent = state.in_flight._replace(codec_states=like.in_flight.codec_states)
     return TimedParts(
-        alone=_with(train, all_reduce=NoCommunication()),
+        alone=alone,
         whole=whole,
-        exchange=functools.partial(
-            exchange, trained, message, state.in_flight.codec_states, valid
-        ),
+        exchange=_exchange_of(whole, state, message),
+        silent=state._replace(in_flight=silent),
         state=state,
         fills=whole.width - 1,
     )
+
+
+def _all_delayed(train: TrainStep) -> TrainStep:
+    """Returns `train` at width 2, with all of its gradients in one message."""
+    step = train.config.step
+    settings = dataclasses.replace(step.settings, delayed=None, at_once=None)
+    return _with(train, width=2, step=step._replace(settings=settings))
+
+
+def _exchange_of(
+    train: TrainStep, state: PipelineState, message: Message
+) -> Callable[[], Any]:
+    """Returns a function that exchanges what a step does, delayed or at once."""
+    config, mesh = train.config, train.executor.reduction_mesh
+    # The exchange of a sharded optimizer updates each device's pieces in between.
+    trained = state.trainable if config.step.shards_optimizer else None
+    divide = functools.partial(delayed_and_not, config.step.settings, state.params)
+    own: Any = P(config.axis_name)
+    late, early = jax.jit(config.on_mesh(divide, own, own))(message)
+    late_states, early_states = parted_states(state.in_flight.codec_states)
+    valid = valid_in_step(train.width - 1, train.width - 1)
+    exchange = make_exchange(config, mesh)
+    of_late = functools.partial(exchange, trained, late, late_states, valid)
+    if early is None:
+        return of_late
+    at_once = make_exchange(config.at_once, mesh)
+    return lambda: (of_late(), at_once(None, early, early_states, valid_at_once()))
 
 
 def parts_of_rounds(train: LocalTrainStep, state: LocalState, steps: int) -> TimedParts:
@@ -82,6 +111,7 @@ def parts_of_rounds(train: LocalTrainStep, state: LocalState, steps: int) -> Tim
         alone=_scheduled(train, RoundSchedule(form.chunks * (steps + 1), overlap)),
         whole=whole,
         exchange=functools.partial(whole.executor.exchange, kind, *args),
+        silent=state,
         state=state,
         fills=0,
     )

@@ -19,6 +19,8 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
+from pipejax._internal.structures import HYPERPARAMETERS
+
 # A step number at which bias corrections have faded and schedules have ended.
 _LATER = 2**20
 # Magnitudes at which linearity is tested, on both sides of every threshold in use. The
@@ -84,8 +86,13 @@ def _moves(update: LinearUpdate) -> bool:
 
 def _floating(state: Any) -> tuple[jax.Array, Any]:
     """Returns the floating leaves as a vector, and a function that restores them."""
-    leaves, structure = jax.tree.flatten(state)
-    floating = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
+    paths, structure = jax.tree_util.tree_flatten_with_path(state)
+    leaves = [leaf for _, leaf in paths]
+    # Hyperparameters do not depend on the gradients, and stay as they are.
+    floating = [
+        jnp.issubdtype(x.dtype, jnp.floating) and HYPERPARAMETERS not in path
+        for path, x in paths
+    ]
     vector, unravel = ravel_pytree(
         [x for x, chosen in zip(leaves, floating, strict=True) if chosen]
     )

@@ -21,7 +21,7 @@ from ._feed import check_global, data_sharding, global_batch, plain_batch
 from ._finite import check_model_state
 from ._init import Arguments, Plan, initial, planned
 from ._inputs import inputs_on_mesh
-from ._shared import check_overwritten, compare_once
+from ._shared import check_overwritten, compare_once, compare_rows_once
 from ._transfers import transfers_of_round
 
 _log = logging.getLogger(__name__)
@@ -146,6 +146,7 @@ class LocalTrainStep:
         check_global(batch, self.mesh)
         inputs = inputs_on_mesh(self._config, batch, shared)
         compare_once(inputs.shared, self._config, self._checked)
+        compare_rows_once(inputs, self._config, self._checked)
         return self.rounds.step(state, inputs)
 
     @without_mesh()

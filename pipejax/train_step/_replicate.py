@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.executors import StepConfig
 from pipejax._internal.checksums import sums
 from pipejax._internal.keys import is_key
-from pipejax._internal.mesh import is_traced
-from pipejax._internal.shards import group_axes, on_shards
+from pipejax._internal.mesh import inner_axes, is_traced
+from pipejax._internal.shards import on_shards, split_axes
 from pipejax._internal.structures import containers
-from pipejax._internal.types import Leaf
+from pipejax._internal.types import Leaf, Tree
 
 
 def placed(
@@ -69,13 +69,14 @@ def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
     if not leaves:
         return
     specs = [leaf.sharding.spec for _, leaf in leaves]
+    inner = inner_axes(config.mesh, config.axis_name)
 
     def differ(shards: list[jax.Array]) -> jax.Array:
         """Returns for each array whether any device has another shard than others."""
         own = jnp.stack([sums(shard) for shard in shards])
         least, most = (f(own, config.axis_name) for f in (lax.pmin, lax.pmax))
         differs = (least != most).any(axis=1).astype(jnp.int32)
-        return lax.psum(differs, group_axes()[1]) > 0
+        return lax.psum(differs, inner) > 0
 
     def local(arrays: list[jax.Array]) -> jax.Array:
         return on_shards(differ, (specs,), P())(arrays)
@@ -88,6 +89,41 @@ def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
             f"`{path[0].key}{jax.tree_util.keystr(path[1:])}` must be the same in every"
             f" group, along {config.axis_name!r}; got other values in some. Make it"
             " from the same seed or the same file on every process."
+        )
+
+
+def check_same_inside(batch: Tree, specs: tuple[P, ...], config: StepConfig) -> None:
+    """Raises a `ValueError` if devices of a group hold other copies of the same rows.
+
+    `specs` says how groups split the arrays.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(batch)
+    mesh, inner = config.mesh, inner_axes(config.mesh, config.axis_name)
+
+    def differs(shard: jax.Array, spec: P) -> jax.Array:
+        own, split = sums(shard), split_axes(spec, mesh.shape)
+        copies = tuple(name for name in inner if name not in split)
+        least, most = (f(own, copies) for f in (lax.pmin, lax.pmax))
+        return (least != most).any()
+
+    def differ(shards: list[jax.Array]) -> jax.Array:
+        found = jnp.stack([*map(differs, shards, specs)]).astype(jnp.int32)
+        return lax.psum(found, mesh.axis_names) > 0
+
+    def local(arrays: list[jax.Array]) -> jax.Array:
+        return on_shards(differ, (list(specs),), P())(arrays)
+
+    program = jax.jit(config.on_mesh(local, P(config.axis_name), P()))
+    arrays = [random.key_data(x) if is_key(x) else x for _, x in leaves]
+    found = jax.device_get(program(arrays))
+    if found.any():
+        path = leaves[int(np.flatnonzero(found)[0])][0]
+        raise ValueError(
+            f"`batch{jax.tree_util.keystr(path)}` must have the same examples on all"
+            " processes of a group of devices, because the group computes with them"
+            " together; got other examples on some. Split them inside the group, too,"
+            " with `train.batch(part, axis_name=...)` and all axes over which the group"
+            " may split examples, or give all processes of a group the same part."
         )
 
 

@@ -62,7 +62,7 @@ from ._feed import (
 from ._finite import check_model_state
 from ._init import Arguments, initial, planned
 from ._inputs import inputs_on_mesh
-from ._shared import check_overwritten, compare_once
+from ._shared import check_overwritten, compare_once, compare_rows_once
 from ._transfers import transfers_of
 
 
@@ -231,6 +231,7 @@ class TrainStep:
         check_global(batch, self.mesh)
         inputs = inputs_on_mesh(self.config, batch, shared)
         compare_once(inputs.shared, self.config, self._checked)
+        compare_rows_once(inputs, self.config, self._checked)
         if state.calls is not None:
             state = state._replace(calls=state.calls + np.int32(1))
         queue, alone = state.in_flight, self.phases[phase].width != self.width

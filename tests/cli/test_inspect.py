@@ -21,6 +21,7 @@ PROGRAMS = """
     import jax.numpy as jnp
     import optax
     from jax import lax
+    from jax.sharding import AxisType
     from jax.sharding import PartitionSpec as P
 
     import pipejax as pj
@@ -141,6 +142,18 @@ PROGRAMS = """
         mesh = pj.data_mesh(devices=devices, axis_name=("host", "fsdp"), hosts=2)
         train = pj.make_train_step(
             loss_fn, optax.sgd(0.1), mesh=mesh, axis_name="host"
+        )
+        place = jax.sharding.NamedSharding(mesh, P("fsdp"))
+        w = jax.ShapeDtypeStruct(W.shape, W.dtype, sharding=place)
+        return train, train.abstract_state(w), X
+
+
+    def sharded_in_levels(mesh):
+        names = "host", "device", "fsdp"
+        mesh = jax.make_mesh((2, 2, 2), names, axis_types=3 * (AxisType.Auto,))
+        train = pj.make_train_step(
+            loss_fn, optax.sgd(0.1), mesh=mesh, axis_name=("host", "device"),
+            all_reduce=pj.collectives.hierarchical(),
         )
         place = jax.sharding.NamedSharding(mesh, P("fsdp"))
         w = jax.ShapeDtypeStruct(W.shape, W.dtype, sharding=place)
@@ -294,6 +307,11 @@ def test_axis_flag_counts_only_collectives_along_the_axis(capsys):
         r"`--axis` must name the mesh axes along .*got tp, and they run along .*host",
         capsys.readouterr().err,
     )
+
+
+def test_exchange_in_levels_counts_by_each_of_its_axes(capsys):
+    assert inspect("sharded_in_levels", "--fail-under", "0") == 0
+    assert "over host" in capsys.readouterr().out
 
 
 def test_share_equal_to_fail_under_is_no_error(capsys):

@@ -38,6 +38,16 @@ def test_data_mesh_keeps_the_order_of_tpu_slices(axis_name, shape):
     assert list(mesh.devices.flat) == devices
 
 
+@TPU
+def test_rows_of_a_mesh_have_the_devices_of_one_process():
+    """Hosts of a v5e slice of 4 x 4 chips have 2 x 2 chips each."""
+    devices = pj.overlap.topology("tpu:v5e:4x4")
+    mesh = pj.data_mesh(devices=devices[::-1], axis_name=BOTH)
+    assert mesh.devices.shape == (4, 4)
+    rows = [{device.process_index for device in row} for row in mesh.devices]
+    assert rows == [{0}, {1}, {2}, {3}]
+
+
 def test_data_mesh_accepts_another_axis_name():
     assert dict(pj.data_mesh(2, axis_name="rows").shape) == {"rows": 2}
 

@@ -104,6 +104,24 @@ def test_local_step_is_refused():
         pj.overlap.least_delay(*args, compute=1.0, exchange=1.0)
 
 
+def test_places_without_parameters_have_no_flag():
+    """Equinox puts `None` in the place of what is not an array."""
+
+    def loss(params, batch):
+        return loss_fn([layer["w"] for layer in params], batch)
+
+    layers = [
+        {"activation": None, "w": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
+        for _ in range(LAYERS)
+    ]
+    train = pj.make_train_step(loss, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    batch = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    args = train, train.abstract_state(layers), batch
+    found = pj.overlap.least_delay(*args, compute=1.0, exchange=0.9)
+    assert [layer["w"] for layer in found] == [True] * 3 + [False] * 3
+    assert all(layer["activation"] is None for layer in found)
+
+
 def test_frozen_parameters_take_no_time_of_the_exchange():
     def loss(params, batch):
         return loss_fn(params["trained"], batch @ params["frozen"])

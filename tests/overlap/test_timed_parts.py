@@ -62,3 +62,50 @@ def test_step_alone_of_a_pipeline_sums_nothing():
     assert parts.whole.transfers(state, BATCH) == train.transfers(state, BATCH)
     reduced, _ = parts.exchange()
     assert all(not leaf.any() for leaf in jax.tree.leaves(reduced.sum.gradients))
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize("divided", ["delayed", "at_once"])
+def test_exchange_alone_has_what_is_not_delayed_too(executor, divided):
+    """The step alone has none of it."""
+    key = jax.random.key(0)
+    choice = {
+        "delayed": {"delayed": lambda params: {k: k == "hidden" for k in params}},
+        "at_once": {"at_once": pj.codecs.power_sgd(1, key)},
+    }[divided]
+    mesh = pj.data_mesh(2)
+    train = pj.make_train_step(
+        loss_fn, optax.sgd(0.1), mesh=mesh, executor=executor, **choice
+    )
+    state = train.init(init_params())
+    parts = parts_of(train, state, BATCH, None)
+    assert parts.alone.transfers(parts.silent, BATCH) == ()
+    (late, _), (early, _) = parts.exchange()
+    shapes = [
+        {k: x if x is None else x.shape for k, x in each.sum.gradients.items()}
+        for each in (late, early)
+    ]
+    if divided == "delayed":
+        found = [{k for k, x in each.items() if x is not None} for each in shapes]
+        assert found == [{"hidden"}, {"bias", "out"}]
+    else:
+        assert shapes[0] == shapes[1] == {k: x.shape for k, x in init_params().items()}
+    assert parts.alone.step(parts.silent, BATCH)[1].skipped == 0
+
+
+def test_step_alone_does_not_agree_on_weights():
+    """Beside a codec with a state, devices agree on the mean weight before a sum."""
+
+    def weighted(params, batch):
+        return loss_fn(params, batch), pj.Aux(weight=batch["y"].size)
+
+    codec = pj.codecs.error_feedback(pj.codecs.int8())
+    train = pj.make_train_step(
+        weighted,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        all_reduce=pj.collectives.two_shot(codec),
+    )
+    state = train.init(init_params(), batch=BATCH)
+    parts = parts_of(train, state, BATCH, None)
+    assert parts.alone.transfers(parts.silent, BATCH) == ()

@@ -23,6 +23,12 @@ MATRICES = {
     "momentum": (heavy_ball(0.1), [[0.9, 0], [-0.09, 1]], [1, -0.1]),
     # m' as above, w' = w - eta (g + mu m')
     "nesterov": (nesterov(0.1), [[0.9, 0], [-0.081, 1]], [1, -0.19]),
+    # A learning rate in the state is a constant.
+    "injected": (
+        optax.inject_hyperparams(optax.sgd)(0.1, momentum=0.9),
+        [[0.9, 0], [-0.09, 1]],
+        [1, -0.1],
+    ),
     # m' = b m + (1 - b) g after the bias correction has ended, w' = w - eta m'
     "average": (
         averaged(0.1),

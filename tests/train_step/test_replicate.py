@@ -6,6 +6,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax.train_step._replicate import check_same, placed
 
+from .. import groups
 from ..helpers import assert_bits_equal
 
 
@@ -128,3 +130,25 @@ def test_differing_structures_are_reported_with_own_names(monkeypatch):
         " [\"params['{}']\"]."
     )
     assert found == [message.format("a"), message.format("b")]
+
+
+@pytest.mark.parametrize("odd", range(8))
+def test_shard_of_any_device_that_differs_between_groups_is_found(odd):
+    mesh = groups.mesh_of(2, "fsdp and tp")
+    params = groups.placed(mesh, "fsdp and tp")
+
+    def one(number, shard):
+        value = shard.data + (number == odd)
+        return jax.device_put(value, shard.device)
+
+    params["up"] = jax.make_array_from_single_device_arrays(
+        params["up"].shape,
+        params["up"].sharding,
+        [one(i, x) for i, x in enumerate(params["up"].addressable_shards)],
+    )
+    train = pj.make_train_step(
+        groups.loss_fn, optax.sgd(0.1), mesh=mesh, axis_name="host"
+    )
+    message = r"`params\['up'\]` must be the same in every group, along 'host'; got"
+    with pytest.raises(ValueError, match=message):
+        train.init(params)

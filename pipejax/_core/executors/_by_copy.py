@@ -1,6 +1,7 @@
 """Sums messages on CPUs beside accelerators."""
 
-import math
+import collections
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, Reduced, Valid
-from pipejax._internal.mesh import AxisName, axes
+from pipejax._internal.mesh import AxisName, axes, processes_of_groups
 from pipejax._internal.ranges import headroom, is_narrow
 from pipejax._internal.types import CodecStates
 
@@ -37,10 +38,11 @@ def exchange_by_copy(
     mesh, axis = config.mesh, config.axis_name
     (cpu,) = cpus.local_devices
     # A process sums this many parts at most, before the exchange of all processes.
-    scale = headroom(math.ceil(config.devices / cpus.size))
+    parts = collections.Counter(itertools.chain(*processes_of_groups(mesh, axis)))
+    scale = headroom(max(parts.values()))
 
     def out(array: jax.Array) -> jax.Array:
-        parts = _by_group(array, array.shape[0] // config.devices)
+        parts = _by_group(array, config.devices)
         if is_narrow(array.dtype):
             parts = [part / part.dtype.type(scale) for part in parts]
         own = jax.device_put(sum(parts[1:], start=parts[0]), cpu)
@@ -82,8 +84,11 @@ def _factors(message: Message, scale: float) -> Reduced:
     return Reduced(factors, whole, whole, squares)
 
 
-def _by_group(array: jax.Array, length: int) -> list[np.ndarray]:
+def _by_group(array: jax.Array, count: int) -> list[np.ndarray]:
     """Returns the part of each group that has shards in this process, in order."""
+    length = array.shape[0] // count
+    if not array.size:  # is replicated
+        return [np.zeros((length, *array.shape[1:]), array.dtype)]
     groups: dict[int, np.ndarray] = {}
     for shard in sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0):
         start = shard.index[0].start or 0

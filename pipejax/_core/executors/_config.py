@@ -31,7 +31,7 @@ from pipejax._internal.mesh import (
 )
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import ModelState, Specs, Tree
-from pipejax.collectives import AllReduce, psum
+from pipejax.collectives import AllReduce, NoCommunication, psum
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class StepConfig:
     def at_once(self) -> "StepConfig":
         """Returns the configuration whose all-reduce sums what is not delayed."""
         codec = self.step.settings.at_once
-        if codec is None:
+        if codec is None or isinstance(self.all_reduce, NoCommunication):
             return self
         # `psum(codec)` would warn of what the codec loses, which is sent later.
         all_reduce = dataclasses.replace(psum(), codec=codec)

@@ -12,16 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipejax._internal.structures import like_optimizer, no_leaf
+from pipejax._internal.structures import HYPERPARAMETERS, like_optimizer, no_leaf
 from pipejax._internal.types import Tree
 
 from ._delayed import delays
 from ._state import Trainable
 from ._step import Settings
 from ._update import updated
-
-_HYPERPARAMETERS = jax.tree_util.GetAttrKey("hyperparams")
-
 
 def delayed_counters(settings: Settings, trained: Trainable) -> Tree:
     """Returns the counters of delayed parameters, before the first update.
@@ -40,6 +37,6 @@ def delayed_counters(settings: Settings, trained: Trainable) -> Tree:
     kept = jax.tree.map(operator.is_, new, opt_state)
 
     def counter(path: Any, leaf: jax.Array, *no: bool) -> jax.Array | None:
-        return None if any(no) or _HYPERPARAMETERS in path else leaf
+        return None if any(no) or HYPERPARAMETERS in path else leaf
 
     return jax.tree_util.tree_map_with_path(counter, opt_state, owned, kept)

@@ -30,6 +30,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, Passengers, travelling, with_constraints
+from pipejax._internal.ravel import working_dtype
 from pipejax._internal.shards import UNSHARDED, Shards, constrained
 from pipejax._internal.structures import merged, of_leaves
 from pipejax._internal.types import Keys, ModelState, Tree
@@ -82,7 +83,7 @@ def local_message(
         def add(carry: Any, inputs: Any) -> Any:
             total, before = carry
             gradients, passengers, returned = of_batch(inputs[0], before, inputs[1])
-            total = jax.tree.map(jnp.add, total, gradients)
+            total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, gradients)
             after = returned.model_state
             return (total, after), (
                 passengers,
@@ -93,12 +94,13 @@ def local_message(
         # Without this, each microbatch may lie on a single device of the group.
         parts = constrained(parts, tuple(P(None, *spec) for spec in split.batch))
         keys = jax.tree.map(lambda key: jax.random.split(key, count), rng)
-        zeros = jax.tree.map(jnp.zeros_like, trained)
-        zeros = constrained(zeros, specs)
+        # Many summands of 16 bits would lose bits, or overflow.
+        zeros = constrained(jax.tree.map(_wide_zeros, trained), specs)
         (total, after), (each, returned) = lax.scan(
             add, (zeros, model_state), (parts, keys)
         )
-        gradients, passengers = combined(total, each)
+        total, passengers = combined(total, each)
+        gradients = jax.tree.map(lambda t, w: t.astype(w.dtype), total, trained)
         returned = dataclasses.replace(returned, model_state=after)
     args = returned.model_state, model_state, returned.unchanged
     gradients = travelling(gradients, settings.reduce_dtype)
@@ -113,6 +115,10 @@ def local_message(
     )
     _check_range(trained, message)
     return message, counters_of(*args)
+
+
+def _wide_zeros(leaf: jax.Array) -> jax.Array:
+    return jnp.zeros_like(leaf, working_dtype(leaf.dtype))
 
 
 def empty_message(

@@ -11,6 +11,7 @@ from pipejax._core.message import Message
 from pipejax._core.partitioned import NotElementwiseError
 from pipejax._internal.mesh import axes
 from pipejax._internal.shards import Shards, data_axes_of
+from pipejax._internal.structures import of_leaves
 
 from ._partition import Partition, spec_leaves
 from ._prediction import KindOf
@@ -69,9 +70,10 @@ def layout_alone(
     sizes = {**mesh.shape, axes(settings.axis_name)[0]: 2}
     specs = shards.params or (P(),) * len(jax.tree.leaves(params))
     data_axes = data_axes_of(params, specs, 2, sizes)
-    cut, sent = (
-        dataclasses.replace(x, data_axes=data_axes) for x in (shards, message.shards)
-    )
+    cut = dataclasses.replace(shards, data_axes=data_axes)
+    # A message has no gradients of frozen parameters.
+    of_message = of_leaves(data_axes, params, message.gradients)
+    sent = dataclasses.replace(message.shards, data_axes=of_message)
     two = AbstractMesh(tuple(sizes.values()), tuple(sizes))
     layout(settings, kind_of, params, cut, message._replace(shards=sent), two)
     return shards

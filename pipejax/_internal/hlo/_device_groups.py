@@ -13,18 +13,33 @@ from ._module import Instruction, Module, not_understood
 def by_slice(devices: list[Any], module: Module) -> list[list[Any]]:
     """Returns the devices of each slice that a program is compiled for."""
     count = module.replica_count * module.num_partitions
-    if len(devices) == count:
-        return [devices]
-    slices: dict[int, list[Any]] = {}
-    for device in devices:
-        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
-    if any(len(one) != count for one in slices.values()):
+    slices = _slices_of(devices, count)
+    if not _are_all(count, slices):
         raise ValueError(
             f"`devices` must be the {count} devices that the program is compiled for,"
             f" or {count} devices of each slice; got {len(devices)} devices. Pass the"
             " mesh of the program's shardings."
         )
+    return slices
+
+
+def is_mesh_of(mesh: jax.sharding.Mesh, module: Module) -> bool:
+    """Returns whether a mesh may have the devices that a program is compiled for."""
+    count = module.replica_count * module.num_partitions
+    return _are_all(count, _slices_of(mesh.devices.flatten().tolist(), count))
+
+
+def _slices_of(devices: list[Any], count: int) -> list[list[Any]]:
+    if len(devices) == count:
+        return [devices]
+    slices: dict[int, list[Any]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
     return list(slices.values())
+
+
+def _are_all(count: int, slices: list[list[Any]]) -> bool:
+    return all(len(one) == count for one in slices)
 
 
 def device_groups(

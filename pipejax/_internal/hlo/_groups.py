@@ -65,13 +65,13 @@ def groups_of(collective: Instruction, module: Module) -> tuple[Group, ...]:
 
 
 def _written(op: Instruction) -> list[Group]:
-    """Returns the groups as written. An empty list stands for one group of all."""
+    """Returns the groups as written. Without any, all devices are one group."""
     pairs = op.attributes.get("source_target_pairs") or op.frontend.get(
         "_xla_send_recv_source_target_pairs"
     )
     if pairs is not None:
         # A ring of pairs is one group, because data can reach each of its devices.
-        return connected(_listed(pairs))
+        return connected(_listed(pairs)) or [frozenset()]
     text = op.attribute("replica_groups")
     if text.startswith("mesh["):
         return _along_mesh(text)

@@ -17,6 +17,8 @@ import functools
 import math
 import re
 
+import numpy as np
+
 from ._module import Instruction, Shape
 
 DOTS = {"dot", "ragged-dot", "scaled-dot"}
@@ -99,12 +101,10 @@ def _positions(
       13
     """
     extent = (inputs - 1) * lhs_dilate + 1
-    return sum(
-        0 <= place < extent and place % lhs_dilate == 0
-        for output in range(outputs)
-        for place in range(
-            output * stride - pad,
-            output * stride - pad + taps * rhs_dilate,
-            rhs_dilate,
-        )
-    )
+    starts = np.arange(outputs, dtype=np.int64) * stride - pad
+    count = 0
+    for tap in range(taps):
+        places = starts + tap * rhs_dilate
+        on_input = (places >= 0) & (places < extent) & (places % lhs_dilate == 0)
+        count += int(np.count_nonzero(on_input))
+    return count

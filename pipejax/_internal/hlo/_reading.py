@@ -1,6 +1,7 @@
 """Makes the report on a module by walking its computations in the order they run."""
 
 import collections
+import itertools
 
 from pipejax._internal.wire import wire_bytes
 
@@ -16,8 +17,9 @@ from ._schedule import Finder, Span
 Covered = collections.defaultdict[tuple[str, ...] | None, float]
 
 _LIGHT = 0.01
-"""A collective that sends less than this share of all bytes covers no FLOPs. Compute
-beside a few numbers does not show that the gradients are hidden."""
+"""The smallest collectives, which send less than this share of all bytes together,
+cover no FLOPs. Compute beside a few numbers does not show that the gradients are
+hidden."""
 
 
 class Reading:
@@ -148,7 +150,7 @@ class Reading:
         work = once.times(times)
         shapes = handed_over(span.op, span.home)
         devices = group_size(span.op, self.module)
-        payload = sum(shape.bytes for shape in shapes)
+        payload = sum((shape.bytes for shape in shapes), 0.0)
         return Collective(
             name=span.name,
             kind=span.kind,
@@ -193,7 +195,12 @@ def _light(found: list[Collective]) -> dict[tuple[str, ...] | None, set[str]]:
         for axes in {None, each.axes}:
             names = sent.setdefault(axes, collections.defaultdict(float))
             names[each.name] += each.times * each.wire_bytes
-    return {
-        axes: {x for x, bytes in names.items() if bytes < _LIGHT * sum(names.values())}
-        for axes, names in sent.items()
-    }
+    return {axes: _smallest(names) for axes, names in sent.items()}
+
+
+def _smallest(sent: dict[str, float]) -> set[str]:
+    """Returns the names that send the fewest bytes, in all less than `_LIGHT`."""
+    names = sorted(sent, key=lambda name: sent[name])
+    sums = itertools.accumulate(sent[name] for name in names)
+    limit = _LIGHT * sum(sent.values())
+    return {name for name, bytes in zip(names, sums, strict=True) if bytes < limit}

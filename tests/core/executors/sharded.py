@@ -30,6 +30,31 @@ def make(name, groups=2):
     return train, placed(mesh, "fsdp")
 
 
+def fed():
+    """Gives each process of a single group a part of a batch of its own, or the same.
+
+    Returns the losses and errors of the steps.
+    """
+    train, params = make("one program", groups=1)
+    state, (batch,) = train.init(params), batches(1)
+    rank, count = jax.process_index(), jax.process_count()
+    mine = jax.tree.map(lambda x: np.split(x, count)[rank], batch)
+    parts = {
+        "other parts": lambda: train.batch(mine),
+        "split inside": lambda: train.batch(mine, axis_name=("host", "fsdp")),
+        "same parts": lambda: train.batch(batch),
+    }
+    found = {}
+    for name, part in parts.items():
+        try:
+            after, _ = train.step(state, part())
+            _, (info,) = train.drain(after)
+            found[name] = float(info.loss)
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
 def trained(train, state, steps, first=0):
     """Returns the state after some steps. Each process passes its part of a batch."""
     rank, processes = jax.process_index(), jax.process_count()

@@ -44,6 +44,14 @@ def test_float16_sums_of_a_process_may_exceed_float16():
     assert bool(reduced.finite)
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_array_without_elements_is_summed_by_copy(shape):
+    config = config_on(pj.data_mesh(4))
+    empty = jnp.zeros((4 * shape[0], shape[1]))
+    reduced, _ = by_copy(config, other_mesh(), Message({"w": empty}))
+    assert reduced.sum.gradients["w"].shape == shape
+
+
 def test_bfloat16_is_summed_by_copy():
     rows = jnp.arange(8, dtype=jnp.bfloat16)
     config = config_on(pj.data_mesh(4))

@@ -85,3 +85,26 @@ def times(count):
 def test_flops_inside_functions_and_loops_are_counted(function, matmuls):
     """A loop counts by its length if known, and a condition by its longer branch."""
     assert flops(function, (4, 4)) == matmuls * ONE
+
+
+def test_flops_of_grouped_matmuls_count_each_row_once():
+    def loss(x, w):
+        return lax.ragged_dot(x, w, jnp.array([3, 3, 2])).sum()
+
+    shapes, once = [(8, 4), (3, 4, 5)], 2 * 8 * 4 * 5
+    assert flops(loss, *shapes) == once
+    assert flops(jax.grad(loss, argnums=(0, 1)), *shapes) == 3 * once
+
+
+def test_flops_of_a_kernel_count_its_whole_grid():
+    from jax.experimental import pallas as pl  # takes long to import
+
+    def kernel(x_ref, out_ref):
+        out_ref[:] = x_ref[:] @ x_ref[:]
+
+    block = pl.BlockSpec((8, 8), lambda i: (i, 0))
+    form = jax.ShapeDtypeStruct((32, 8), jnp.float32)
+    program = pl.pallas_call(
+        kernel, form, grid=(4,), in_specs=[block], out_specs=block, interpret=True
+    )
+    assert flops(program, (32, 8)) == 4 * 2 * 8**3

@@ -1,6 +1,7 @@
 """Tests several processes over Gloo, started as a user would start hosts."""
 
 import contextlib
+import re
 import signal
 import subprocess
 import time
@@ -47,6 +48,18 @@ def ask():
     yield asked
     for group in groups.values():
         group.close()
+
+
+def test_other_examples_inside_a_group_are_refused(ask):
+    """Both processes hold a shard of each weight, and compute with the same rows."""
+    first, second = ask("sharded_fed")
+    assert first == second
+    assert re.match(
+        r"`batch\['x'\]` must have the same examples on all processes of a group of"
+        r" devices, .* on some\. Split them inside the group, too, with `train.batch",
+        first.pop("other parts"),
+    )
+    assert first["split inside"] == pytest.approx(first["same parts"])
 
 
 def test_each_process_gives_its_own_part_of_a_batch(ask):

@@ -550,6 +550,7 @@ TASKS = {
     "ends": ends,
     "sleeps": sleeps,
     "sharded": sharded.saved_and_continued,
+    "sharded_fed": sharded.fed,
     "local_steps": local_steps.trained,
     "written_back": local_steps.written_back,
     "pieces": pieces.saved_and_continued,

@@ -140,6 +140,15 @@ def test_sharded_optimizer_trains_the_same_adapter(width, grouped):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *found)
 
 
+def test_sharded_optimizer_is_planned_on_one_device():
+    tx = partition(optax.adam(0.01))
+    train = pj.make_train_step(
+        loss, tx, mesh=pj.data_mesh(1), shard_optimizer=True, donate=False
+    )
+    state = run(train, train.init(PARAMS))
+    assert_bits_equal(train.drain(state)[0].params["base"], BASE)
+
+
 def test_frozen_gradients_are_not_computed():
     """The programs have the same matmuls as that of an adapter alone."""
     adam, found = optax.adam(0.01), []
@@ -195,6 +204,13 @@ READS = {
         ),
         False,
     ),
+    "freeze after moments": (
+        optax.chain(
+            optax.adam(0.1),
+            optax.masked(optax.set_to_zero(), {"adapter": False, "base": True}),
+        ),
+        True,
+    ),
     "several steps": (optax.MultiSteps(partition(SGD), 2), True),
     "masked": (optax.masked(SGD, {"adapter": True, "base": False}), True),
     "none": (optax.set_to_zero(), True),
@@ -210,7 +226,7 @@ def test_gradients_read_by_an_optimizer_are_kept(name, caplog):
     assert_bits_equal(found["adapter"], ADAPTER)
     assert found["base"] == (BASE if reads else {"w": None, "b": None})
     said = [record.getMessage() for record in caplog.records]
-    if name in ("clip before", "several steps"):
+    if name in ("clip before", "freeze after moments", "several steps"):
         (message,) = said  # once, however often it is asked
         assert message.startswith("the gradients of 2 parameters, the first of params[")
         assert "inside the partition, as in optax.partition({'train'" in message

@@ -91,6 +91,26 @@ def test_microbatches_may_have_arrays_without_elements():
     assert float(state.params) == 0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(jnp.float16, 20_000), (jnp.bfloat16, 1)]
+)
+def test_sum_of_many_microbatches_keeps_range_and_bits(dtype, size):
+    """float16 ends at 65,504, and bfloat16 has no integers between 256 and 258."""
+    count = 512
+
+    def loss(params, batch):
+        return (params.astype(jnp.float32) * batch.mean()).sum()
+
+    train = pj.make_train_step(
+        loss, reveal_gradient(), mesh=pj.data_mesh(1), width=1, microbatches=count
+    )
+    batch = np.full(count, size, np.float32)
+    state, info = train.step(train.init(jnp.ones(2, dtype)), batch)
+    assert info.applied
+    assert state.opt_state.dtype == dtype
+    assert state.opt_state.tolist() == [size] * 2
+
+
 def test_key_differs_for_every_microbatch():
     def loss(params, batch, *, rng):
         here = jnp.arange(DEVICES) == lax.axis_index("data")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
@@ -95,3 +95,5 @@ def test_axes_between_slices_are_found():
     f = jax.shard_map(local, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     found = inspect(jax.jit(f), X, mesh=mesh).collectives
     assert {x.axes for x in found} == {("slice",), ("chip",)}
+    placed = X.update(sharding=NamedSharding(mesh, P()))
+    assert inspect(jax.jit(f), placed).collectives == found

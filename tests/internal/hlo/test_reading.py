@@ -60,6 +60,15 @@ def test_light_collective_covers_nothing():
     assert report.covered == 1
 
 
+def test_many_equal_collectives_are_not_light():
+    """Each of 126 sends less than a hundredth of the bytes."""
+    count = range(126)
+    begun = [f"%s{i} = f32[8,8] all-reduce-start(%p), {GROUPS}" for i in count]
+    ended = [f"%e{i} = f32[8,8] all-reduce-done(%s{i})" for i in count]
+    last = "ROOT %r = f32[100] copy(%x)"
+    assert read(*begun, dots("d"), *ended, last).covered == 1
+
+
 BRANCHES = f"""
 %many (p: f32[8,8]) -> f32[8,8] {{
   %p = f32[8,8] parameter(0)
