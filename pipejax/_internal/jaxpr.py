@@ -74,6 +74,45 @@ def programs_in(equation: JaxprEqn) -> Iterator[ClosedJaxpr]:
                 yield core.ClosedJaxpr(item, ())
 
 
+def forwarded(closed: ClosedJaxpr) -> list[int | None]:
+    """Returns for each result of a program the argument that it is, by number.
+
+    It is `None` for all others. Checkpoints and scans, too, may hand on what they read.
+    """
+    arguments = closed.jaxpr.invars
+    names = dict(zip(arguments, range(len(arguments)), strict=True))
+    same: dict[Any, Any] = {}
+    for each in inlined(closed, names):
+        for place, source in _handed_on(each.equation).items():
+            found = each.reads[source]
+            same[each.writes[place]] = same.get(found, found)
+    results = [name_of(names, variable) for variable in closed.jaxpr.outvars]
+    results = [same.get(name, name) for name in results]
+    return [name if isinstance(name, int) else None for name in results]
+
+
+def _handed_on(equation: JaxprEqn) -> dict[int, int]:
+    """Returns the results of an equation that are operands of it, by number."""
+    name = equation.primitive.name
+    if name == "optimization_barrier":
+        return {i: i for i in range(len(equation.outvars))}
+    if name not in ("remat2", "scan"):
+        return {}
+    (inner,) = programs_in(equation)
+    pairs = {i: j for i, j in enumerate(forwarded(inner)) if j is not None}
+    if name == "remat2":
+        return pairs
+    # The operands are constants, carries and slices, and the results carries and
+    # slices. A carry must come back in its own place.
+    constants, carries = equation.params["num_consts"], equation.params["num_carry"]
+    first = constants + carries
+    return {
+        i: j
+        for i, j in pairs.items()
+        if (j == constants + i if i < carries else j >= first)
+    }
+
+
 def name_of(names: dict[Any, Any], variable: Any) -> Any:
     return Constant(variable.val) if _is_literal(variable) else names[variable]
 

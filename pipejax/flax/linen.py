@@ -112,9 +112,11 @@ def init(
     _check_fields(train_state, collections)
     found = {name: getattr(train_state, name, None) for name in collections}
     model_state = {name: _thawed(x) for name, x in found.items() if x is not None}
+    # A model without statistics has an empty collection, and its loss may be plain.
+    none = not jax.tree.leaves(model_state)
     state = train.init(
         train_state.params,
-        model_state=model_state or None,
+        model_state=None if none else model_state,
         rng=rng,
         opt_state=train_state.opt_state,
         batch=batch,
@@ -183,6 +185,13 @@ def _check_fields(train_state: TrainState, collections: Sequence[str]) -> None:
             "`train_state` must not be replicated for jax.pmap, got a `step` of shape"
             f" {jnp.shape(train_state.step)}. Pass"
             " `flax.jax_utils.unreplicate(train_state)`."
+        )
+    if type(train_state).apply_gradients is not TrainState.apply_gradients:
+        raise ValueError(
+            "`train_state` must have the method `apply_gradients` of TrainState, which"
+            " a train step replaces; got a"
+            f" {type(train_state).__name__} with one of its own. Put what it does to"
+            " gradients into `tx`, as an Optax transformation."
         )
     taken = own | {*collections}
     for field in dataclasses.fields(train_state):

@@ -2,10 +2,12 @@
 
 Parameters, model state and optimizer state are nested dicts of arrays here, not
 `nnx.State` objects. Any Optax transformation and any checkpoint library accepts them.
+Labels and masks of an optimizer must be nested dicts then, too:
+`nnx.to_pure_dict(labels)`.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +16,8 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 import pipejax as pj
-from pipejax._core.checks import check_keywords
-from pipejax._internal.structures import shapes
+from pipejax._internal.jaxpr import forwarded
+from pipejax._internal.structures import paths, shapes
 
 from ._drained import check_drained
 
@@ -54,8 +56,8 @@ def split(
 
     Raises:
       ValueError: Later, from the train step: if random numbers are drawn without `rng`,
-        if `loss_fn` changes more of the model than the values of its variables, or if
-        it returns a `pj.Aux` that sets `model_state`.
+        if `loss_fn` changes a variable that is trained, or more of the model than the
+        values of other variables, or if it returns a `pj.Aux` that sets `model_state`.
 
     Examples:
       >>> import jax.numpy as jnp, optax, pipejax as pj
@@ -75,7 +77,10 @@ def split(
       0.1
     """
     graph = nnx.graphdef(model)
-    takes_rngs = "rngs" in inspect.signature(loss_fn).parameters
+    _check_variables(model)
+    parameters = inspect.signature(loss_fn).parameters
+    takes_rngs = "rngs" in parameters
+    draws = takes_rngs and parameters["rngs"].default is inspect.Parameter.empty
 
     def pure_loss_fn(
         params: Any,
@@ -85,26 +90,43 @@ def split(
         rng: Any = None,
         shared: Any = None,
     ) -> tuple[jax.Array, pj.Aux]:
-        check_keywords(loss_fn, "train.step", {"shared": shared})
-        model = nnx.merge(graph, params, model_state)
-        streams = _arrays(model, nnx.RngState)
-        given = {} if shared is None else {"shared": shared}
-        if rng is not None:
-            rngs = _rngs(rng)
-            nnx.reseed(model, policy="match_shape", **_stream_keys(model, rngs))
-            given |= {"rngs": rngs} if takes_rngs else {}
-        elif takes_rngs:
+        if rng is None and draws:
             raise _no_rng("takes `rngs`")
-        out = _called(loss_fn, model, batch, **given)
-        if rng is None and _changed(_arrays(model, nnx.RngState), streams):
-            raise _no_rng("draws from the random streams of the model")
-        _check_graph(model, graph, model_state, wrt)
-        # Until here each device has drawn from its own random streams. The next state
-        # must be the same on all devices, so it keeps the streams from before the step.
-        nnx.update(model, streams)
-        loss, aux = _loss_and_aux(out)
-        return loss, aux._replace(model_state=_arrays(model, nnx.Not(wrt)))
 
+        def run(params: Tree, model_state: Tree) -> tuple[Any, tuple[Tree, Tree]]:
+            model = nnx.merge(graph, params, model_state)
+            given = {} if shared is None else {"shared": shared}
+            if rng is not None:
+                rngs = _rngs(rng)
+                nnx.reseed(model, policy="match_shape", **_stream_keys(model, rngs))
+                given |= {"rngs": rngs} if takes_rngs else {}
+            out = _called(loss_fn, model, batch, **given)
+            _check_graph(model, graph, model_state, wrt)
+            return out, (_arrays(model, wrt), _arrays(model, nnx.Not(wrt)))
+
+        out, (trained, rest) = run(params, model_state)
+        drawn = streams if rng is not None else set()
+        if _moved(trained, params) or _moved(rest, model_state) - drawn - averages:
+            # A transformation such as `nnx.remat` returns what it does not change, too.
+            trained, rest = _as_given(
+                lambda *args: run(*args)[1], (params, model_state), (trained, rest)
+            )
+        if moved := _moved(trained, params):
+            raise _assigned(moved)
+        if rng is None and _moved(rest, model_state) & streams:
+            raise _no_rng("draws from the random streams of the model")
+        # Each device has drawn from its own random streams. The next state must be the
+        # same on all devices, so it keeps the streams from before the step.
+        rest = jax.tree_util.tree_map_with_path(
+            lambda path, new, old: old if path in streams else new, rest, model_state
+        )
+        loss, aux = _loss_and_aux(out)
+        return loss, aux._replace(model_state=rest)
+
+    streams = paths(_arrays(model, nnx.RngState))
+    averages = paths(_arrays(model, nnx.BatchStat))
+    described: Any = pure_loss_fn
+    described.__signature__ = _signature(pure_loss_fn, parameters)
     return pure_loss_fn, _arrays(model, wrt), _arrays(model, nnx.Not(wrt))
 
 
@@ -145,7 +167,70 @@ def update(model: nnx.Module, state: pj.PipelineState | pj.LocalState) -> None:
 
 
 def _arrays(model: nnx.Module, only: Any) -> Tree:
-    return nnx.to_pure_dict(nnx.state(model, only))
+    return nnx.to_pure_dict(nnx.state(model, only), _raw)
+
+
+def _raw(variable: Any) -> Any:
+    """Returns the value of a variable as it is kept, which a read may change."""
+    is_variable = isinstance(variable, nnx.Variable)
+    return variable.get_raw_value() if is_variable else variable
+
+
+def _check_variables(model: nnx.Module) -> None:
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        if isinstance(_raw(variable), Mapping):
+            name = ".".join(map(str, path))
+            raise ValueError(
+                "`model` must hold an array, or a tuple or list of arrays, in each"
+                f" variable, because parameters are nested dicts; got a dict in {name}."
+                " Make a variable of each entry, `nnx.Dict(w=nnx.Param(w), ...)`."
+            )
+
+
+def _signature(pure_loss_fn: Any, own: Mapping[str, inspect.Parameter]) -> Any:
+    """Returns the signature of a pure loss: it takes `shared` as `loss_fn` does."""
+    found = inspect.signature(pure_loss_fn)
+    parameters = dict(found.parameters)
+    if all(x.kind is not x.VAR_KEYWORD for x in own.values()):
+        shared = parameters.pop("shared")
+        if "shared" in own:
+            parameters["shared"] = shared.replace(default=own["shared"].default)
+    return found.replace(parameters=[*parameters.values()])
+
+
+def _moved(after: Tree, before: Tree) -> set[Any]:
+    """Returns the paths at which a pytree has other arrays than before."""
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(after),
+        jax.tree.leaves(before),
+        strict=True,
+    )
+    return {path for (path, new), old in pairs if new is not old}
+
+
+def _as_given(run: Callable[..., Any], given: Any, found: Any) -> Any:
+    """Returns the results of `run`, with what it hands on unchanged as it was given.
+
+    The results have the form of the arguments.
+    """
+    sources = forwarded(jax.make_jaxpr(run)(*given))
+    results, structure = jax.tree.flatten(found)
+    triples = zip(results, jax.tree.leaves(given), sources, strict=True)
+    return jax.tree.unflatten(
+        structure,
+        [old if i == source else new for i, (new, old, source) in enumerate(triples)],
+    )
+
+
+def _assigned(moved: set[Any]) -> ValueError:
+    names = sorted(jax.tree_util.keystr(path) for path in moved)
+    return ValueError(
+        "`loss_fn` must leave the variables that are trained as they are, because only"
+        f" the optimizer moves them; got other values of {names}."
+        " Clip or normalize parameters in `tx`, for example by"
+        " optax.keep_params_nonnegative, and compute normalized weights without"
+        " assigning them: nnx.WeightNorm and nnx.SpectralNorm assign them."
+    )
 
 
 def _called(loss_fn: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -182,11 +267,6 @@ def _rngs(rng: Any) -> nnx.Rngs:
         "`rng` must be a PRNG key or a dict of keys by the names of random streams, got"
         f" a {type(rng).__name__}. Pass `jax.random.key(0)`."
     )
-
-
-def _changed(after: Tree, before: Tree) -> bool:
-    pairs = zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True)
-    return any(a is not b for a, b in pairs)
 
 
 def _loss_and_aux(out: Any) -> tuple[Any, pj.Aux]:

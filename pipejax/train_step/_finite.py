@@ -3,9 +3,12 @@
 An infinity or NaN there would stay for the whole run.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig
@@ -72,6 +75,11 @@ def _unchanged(
     loss_fn = typed_loss(config.step.settings, state.shards, inputs.specs)
     over_data = inputs_over(config.axis_name)
     specs = P(), over_data.batch, P(), P(), over_data.shared
-    local = config.on_mesh(lambda *args: loss_fn(*args)[1], specs, P())
+
+    def returned(params: optax.Params, *rest: Any) -> Any:
+        # As in a step. Without derivatives, `jax.checkpoint` returns other arrays.
+        return jax.vjp(lambda w: loss_fn(w, *rest), params, has_aux=True)[2]
+
+    local = config.on_mesh(returned, specs, P())
     args = state.params, inputs.batch, state.model_state, state.rng, inputs.shared
     return jax.eval_shape(local, *args).unchanged

@@ -454,3 +454,32 @@ def test_fp8_scales_among_the_parameters_are_refused():
     state = TrainState.create(apply_fn=None, params=params, tx=tx)
     with pytest.raises(ValueError, match=f"not hold the collection `{OVERWRITTEN}"):
         pj.flax.linen.init(train, state)
+
+
+def test_state_with_its_own_way_to_apply_gradients_is_refused():
+    class Halved(TrainState):
+        def apply_gradients(self, *, grads, **rest):
+            return super().apply_gradients(grads=jax.tree.map(lambda g: g / 2, grads))
+
+    params = {"w": jnp.ones(3)}
+    state = Halved.create(apply_fn=None, params=params, tx=TX)
+    train = pj.make_train_step(lambda w, x: x.mean(), TX, mesh=pj.data_mesh(2))
+    with pytest.raises(
+        ValueError, match=r"must have the method `apply_gradients` of T"
+    ):
+        pj.flax.linen.init(train, state)
+
+
+def test_empty_statistics_need_no_keyword():
+    """A model without batch norm has an empty collection of them."""
+
+    def loss(params, batch):
+        return jnp.mean(params["w"] * batch)
+
+    state = State.create(
+        apply_fn=None, params={"w": jnp.ones(())}, tx=TX, batch_stats={}
+    )
+    train = pj.make_train_step(loss, TX, mesh=pj.data_mesh(2))
+    begun = pj.flax.linen.init(train, state, batch=np.ones(4, np.float32))
+    begun, _ = train.drain(train.step(begun, np.ones(4, np.float32))[0])
+    assert pj.flax.linen.update(state, begun).batch_stats == {}

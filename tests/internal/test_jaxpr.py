@@ -3,8 +3,16 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from pipejax._internal.jaxpr import Constant, inlined, name_of, runner, value_of
+from pipejax._internal.jaxpr import (
+    Constant,
+    forwarded,
+    inlined,
+    name_of,
+    runner,
+    value_of,
+)
 
 OFFSET = np.arange(3, dtype=np.float32)
 
@@ -30,6 +38,35 @@ def test_inlined_equations_run_like_the_function():
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert not {"jit", "pjit", "custom_jvp_call"} & set(seen)
     assert "cond" in seen
+
+
+def over(body):
+    """Returns a scan over the elements of x and y, whose carries are x and y."""
+
+    def scanned(x, y):
+        (a, b), (c, d) = jax.lax.scan(lambda u, v: body(*u, *v), (x, y), (x, y))
+        return a, b, c, d
+
+    return scanned
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda x, y: (y, x, x + y), [1, 0, None]),
+        (jax.jit(lambda x, y: (y, jax.jit(lambda z: z)(x))), [1, 0]),
+        (jax.checkpoint(lambda x, y: (x, y * x)), [0, None]),
+        (lambda x, y: (jax.lax.optimization_barrier(y), 1.0), [1, None]),
+        # The carries x and y and the slices of x and y.
+        (over(lambda a, b, c, d: ((a, b), (c, d))), [0, 1, 0, 1]),
+        (over(lambda a, b, c, d: ((b, a), (d, c))), [None, None, 1, 0]),
+        (over(lambda a, b, c, d: ((a + c, b), (a, d))), [None, 1, None, 1]),
+        (lambda x, y: jax.lax.cond(x[0] > 0, lambda: x, lambda: y + 1), [None]),
+    ],
+)
+def test_arguments_that_come_back_are_found(function, found):
+    closed = jax.make_jaxpr(function)(jnp.ones(3), jnp.ones(3))
+    assert forwarded(closed) == found
 
 
 def test_literals_are_read_as_constants():

@@ -56,6 +56,24 @@ def test_leaves_unchanged_by_the_loss_may_hold_infinity(executor, width, microba
     np.testing.assert_array_equal(state.model_state["mean"], 3.0 * microbatches)
 
 
+def test_infinity_may_pass_through_a_checkpoint():
+    def loss(params, batch, *, model_state):
+        def run(params, model_state):
+            return masked(params, batch, model_state=model_state)
+
+        return jax.checkpoint(run)(params, model_state)
+
+    train = pj.make_train_step(loss, optax.sgd(0.1), mesh=pj.data_mesh(2))
+    state = train.init(
+        init_params(),
+        model_state={"mask": MASK, "mean": np.zeros(2)},
+        batch=batches(1)[0],
+    )
+    for batch in batches(2):
+        state, _ = train.step(state, batch)
+    assert int(state.skipped) == 0
+
+
 @pytest.mark.parametrize("start", [-np.inf, np.nan])
 def test_changed_leaves_must_be_finite_at_the_start(start):
     train = pj.make_train_step(running, optax.sgd(0.1), mesh=pj.data_mesh(4))

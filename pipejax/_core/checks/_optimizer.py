@@ -60,9 +60,10 @@ def check_optimizer(opt_state: optax.OptState, *, plain_delay: bool) -> None:
         )
     if plain_delay and _holds(opt_state, optax.contrib.SAMState):
         raise ValueError(
-            "`tx` must not hold optax.contrib.sam with weight_prediction=False and a"
-            " `width` above 1: a delay exchanges its two kinds of steps, and it"
-            " diverges. Keep weight prediction on, or choose width=1."
+            "`tx` must not hold optax.contrib.sam where gradients are applied late"
+            " without weight prediction: a delay exchanges its two kinds of steps, and"
+            " it diverges. Leave out weight_prediction=False and `at_once`, which does"
+            " not predict, or choose width=1."
         )
 
 

@@ -20,6 +20,7 @@ from ._state import Trainable
 from ._step import Settings
 from ._update import updated
 
+
 def delayed_counters(settings: Settings, trained: Trainable) -> Tree:
     """Returns the counters of delayed parameters, before the first update.
 

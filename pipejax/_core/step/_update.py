@@ -250,7 +250,7 @@ def _needs_more(what: str) -> ValueError:
         f" `value`; got an update that ends with {what}. A line search or a Hessian"
         " would exchange gradients again in every step: choose an optimizer without"
         " one, such as optax.adamw. Bind other arguments in a transformation of your"
-        " own."
+        " own. If it takes none, the error above shows where it fails."
     )
 
 

@@ -27,8 +27,10 @@ def test_optimizers_unfit_for_a_delay_or_a_mean_are_refused():
     with refused("`tx` must need nothing but gradients, .* 'value_fn'.* optax.adamw"):
         lbfgs.step(lbfgs.init(init_params()), BATCH)
     sam = optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)))
-    with refused("`tx` must not hold optax.contrib.sam with weight_prediction=False"):
-        make(tx=sam, weight_prediction=False).init(init_params())
+    low_rank = {"at_once": pj.codecs.power_sgd(1, jax.random.key(0))}
+    for plain in ({"weight_prediction": False}, low_rank):
+        with refused("`tx` must not hold optax.contrib.sam where .* and `at_once`"):
+            make(tx=sam, **plain).init(init_params())
     make(tx=sam, weight_prediction=False, width=1).init(init_params())
 
 

@@ -91,9 +91,7 @@ def test_microbatches_may_have_arrays_without_elements():
     assert float(state.params) == 0
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"), [(jnp.float16, 20_000), (jnp.bfloat16, 1)]
-)
+@pytest.mark.parametrize(("dtype", "size"), [(jnp.float16, 20_000), (jnp.bfloat16, 1)])
 def test_sum_of_many_microbatches_keeps_range_and_bits(dtype, size):
     """float16 ends at 65,504, and bfloat16 has no integers between 256 and 258."""
     count = 512
