@@ -25,8 +25,8 @@ import json, os
 
 rows, settings = [], {}
 
-def init(*, project, config):
-    settings.update(project=project, config=config)
+def init(**given):
+    settings.update(given)
 
 def log(data, step=None):
     if rows and step < rows[-1][0]:
@@ -64,7 +64,7 @@ def ran(tmp_path_factory):
 
 def test_logged_values_equal_a_loop_by_hand(ran):
     settings, rows = json.loads((ran / "rows.json").read_text())
-    assert settings == {"project": "digits", "config": {"width": 2}}
+    assert settings == {"project": "digits", "id": "digits-1", "resume": "allow"}
     wanted = logged_by_hand()
     assert [step for step, _ in rows] == [step for step, _ in wanted]
     for (_, row), (_, by_name) in zip(rows, wanted, strict=True):

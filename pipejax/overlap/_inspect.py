@@ -5,8 +5,15 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from pipejax._internal.hlo import Memory, MeshAxes, Reading, Report, is_mesh_of, parse
-from pipejax._internal.hlo._module import Module
+from pipejax._internal.hlo import (
+    Memory,
+    MeshAxes,
+    Module,
+    Reading,
+    Report,
+    is_mesh_of,
+    parse,
+)
 
 
 def inspect(

@@ -221,9 +221,10 @@ class TrainStep:
           The next state, and a `StepInfo` about the step whose gradient has arrived.
 
         Raises:
-          ValueError: If the batch does not divide, if an array of `shared` is split
-            over the data or differs between processes, if the state has another width
-            or mesh, or if the loss function breaks its contract.
+          ValueError: If the batch does not divide, or differs between processes of a
+            group that does not split it, if an array of `shared` is split over the data
+            or differs between processes, if the state has another width or mesh, or if
+            the loss function breaks its contract.
         """
         self._check(state)
         check_overwritten(shared, state, donate=self.config.donate)
@@ -255,7 +256,9 @@ class TrainStep:
 
         If P processes have n examples each, the global batch has P n examples, in the
         order of the processes' devices on the mesh. Every process must call this method
-        with the same n. If there is one process, `local` is the whole batch.
+        with the same n. If there is one process, `local` is the whole batch. Processes
+        whose devices have the same rows, as in a group that does not split them, must
+        give the same part, and count once. The first step compares it.
 
         Args:
           local: Pytree of arrays, such as NumPy arrays, whose leading axis is this

@@ -27,7 +27,7 @@ def test_matching_cases_of_the_default_are_counted():
     yield matching("K=2, predicted")
 
 
-@quoted_in("docs/paper.md", "docs/convergence.md", "docs/benchmarks/accuracy.md")
+@quoted_in("docs/convergence.md", "docs/benchmarks/accuracy.md")
 def test_matching_cases_with_and_without_prediction():
     default, plain = map(matching, ("K=2, predicted", "K=2, plain"))
     yield f"in {default} cases; a plain delay does so in {plain}"

@@ -647,7 +647,7 @@ def clipping(model, batch):
         (lambda rngs: nnx.Linear(5, 3, rngs=rngs), clipping, "kernel"),
     ],
 )
-def test_loss_that_assigns_a_trained_variable_is_refused(model, loss, name):
+def test_loss_with_an_assignment_to_a_trained_variable_is_refused(model, loss, name):
     pure, params, model_state = pj.flax.nnx.split(model(rngs=nnx.Rngs(0)), loss)
     train = pj.make_train_step(pure, optax.sgd(0.1), mesh=pj.data_mesh(2))
     state = train.init(params, model_state=model_state)
@@ -688,7 +688,7 @@ class Scaled(nnx.Module):
         return x[:, :3] * self.scale[...]
 
 
-def test_variable_that_changes_when_read_is_split_as_it_is_kept():
+def test_variable_is_split_as_kept_and_not_as_read():
     model = Scaled()
     pure, params, _ = pj.flax.nnx.split(model, lambda m, x: jnp.mean(m(x)))
     assert params["scale"].tolist() == [[0, 0, 0]]
@@ -725,8 +725,8 @@ def test_missing_shared_input_is_named_with_its_method():
         nnx.Linear(5, 3, rngs=nnx.Rngs(0)), loss
     )
     train = pj.make_train_step(pure, optax.sgd(0.1), mesh=pj.data_mesh(2))
-    with pytest.raises(ValueError, match="`shared` must be given to `train.init`"):
+    with pytest.raises(ValueError, match=r"`shared` must be given to `train\.init`"):
         train.init(params, model_state=model_state, batch=batch_at(0))
     state = train.init(params, model_state=model_state)
-    with pytest.raises(ValueError, match="`shared` must be given to `train.step`"):
+    with pytest.raises(ValueError, match=r"`shared` must be given to `train\.step`"):
         train.step(state, batch_at(0))

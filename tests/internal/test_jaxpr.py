@@ -64,7 +64,7 @@ def over(body):
         (lambda x, y: jax.lax.cond(x[0] > 0, lambda: x, lambda: y + 1), [None]),
     ],
 )
-def test_arguments_that_come_back_are_found(function, found):
+def test_arguments_handed_on_are_found(function, found):
     closed = jax.make_jaxpr(function)(jnp.ones(3), jnp.ones(3))
     assert forwarded(closed) == found
 

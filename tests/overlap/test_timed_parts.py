@@ -66,7 +66,7 @@ def test_step_alone_of_a_pipeline_sums_nothing():
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
 @pytest.mark.parametrize("divided", ["delayed", "at_once"])
-def test_exchange_alone_has_what_is_not_delayed_too(executor, divided):
+def test_exchange_alone_has_delayed_and_other_gradients(executor, divided):
     """The step alone has none of it."""
     key = jax.random.key(0)
     choice = {

@@ -133,7 +133,7 @@ def test_differing_structures_are_reported_with_own_names(monkeypatch):
 
 
 @pytest.mark.parametrize("odd", range(8))
-def test_shard_of_any_device_that_differs_between_groups_is_found(odd):
+def test_differing_shard_of_any_device_is_found(odd):
     mesh = groups.mesh_of(2, "fsdp and tp")
     params = groups.placed(mesh, "fsdp and tp")
 
