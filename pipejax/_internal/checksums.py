@@ -11,6 +11,7 @@ element changes, `s_1` changes with certainty, because m is bijective. Any other
 leaves both sums unchanged with a probability of about 2^-64.
 """
 
+import collections
 import math
 from typing import Any
 
@@ -21,21 +22,47 @@ from jax import lax
 from jax.experimental import multihost_utils
 
 
-def checksums(arrays: dict[str, jax.Array]) -> dict[str, str]:
+def checksums(
+    arrays: dict[str, jax.Array], *, every_copy: bool = False
+) -> dict[str, str]:
     """Returns the checksum of each array as 16 hexadecimal digits, `s_1` before `s_2`.
 
     All processes must call this function with the same names and shapes. If each of
-    them holds a whole copy of an array, its checksum is that of its own copy.
+    them holds a whole copy of an array, its checksum is that of its own copy. Of an
+    array that groups of devices hold, each split over its devices, it is that of the
+    first copy, or with `every_copy` of the first one that differs.
     """
     # All devices begin before the first result is fetched.
-    begun = [_own_sums(array) for array in arrays.values()]
-    own = [_total(np.reshape(sums, (-1, 2))) for sums in jax.device_get(begun)]
+    begun = [_own_sums(array, every_copy) for array in arrays.values()]
+    most = max((_copies(array) for array in arrays.values()), default=0)
+    own = [_by_copy(sums, most) for sums in jax.device_get(begun)]
     if jax.process_count() > 1 and own:
         every = multihost_utils.process_allgather(np.stack(own))
         total = _total(every)
         whole = [array.is_fully_replicated for array in arrays.values()]
         own = [x if alone else y for x, y, alone in zip(own, total, whole, strict=True)]
-    return {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(arrays, own, strict=True)}
+    found = {}
+    for (name, array), sums in zip(arrays.items(), own, strict=True):
+        copies = sums[: _copies(array) if every_copy else 1]
+        (a, b) = next((x for x in copies if (x != copies[0]).any()), copies[0])
+        found[name] = f"{a:08x}{b:08x}"
+    return found
+
+
+def _copies(array: jax.Array) -> int:
+    """Returns how many times groups of devices hold an array; 1 if each has all."""
+    if array.is_fully_replicated:
+        return 1
+    indices = array.sharding.devices_indices_map(array.shape).values()
+    return max(collections.Counter(map(str, indices)).values())
+
+
+def _by_copy(sums: list[tuple[int, Any]], most: int) -> np.ndarray:
+    """Adds up the sums of the pieces of each copy, which have the numbers of copies."""
+    total = np.zeros((most, 2), np.uint32)
+    for copy, each in sums:
+        total[copy] += each
+    return total
 
 
 def sums(array: jax.Array) -> jax.Array:
@@ -43,17 +70,18 @@ def sums(array: jax.Array) -> jax.Array:
     return _sums(array, _modulo([0] * array.ndim), _strides(array.shape))
 
 
-def _own_sums(array: jax.Array) -> list[jax.Array]:
+def _own_sums(array: jax.Array, every_copy: bool) -> list[tuple[int, jax.Array]]:
+    """Returns the sums of the pieces of this process, with the numbers of copies."""
     shards = array.addressable_shards
     if array.is_fully_replicated:
-        shards = shards[:1]
+        pairs = [(0, shards[0])]
     else:
         # Each piece counts once, on whichever process holds its first copy.
-        shards = [shard for shard in shards if shard.replica_id == 0]
+        pairs = [(x.replica_id, x) for x in shards if every_copy or not x.replica_id]
     strides = _strides(array.shape)
     return [
-        _sums(x.data, _modulo([index.start or 0 for index in x.index]), strides)
-        for x in shards
+        (copy, _sums(x.data, _modulo([i.start or 0 for i in x.index]), strides))
+        for copy, x in pairs
     ]
 
 

@@ -78,7 +78,7 @@ def read_step(
     arrays = attempt(lambda: _arrays(path, solid(shapes)))
     if isinstance(arrays, Fault):
         return arrays
-    found_sums = checksums(arrays)
+    found_sums = checksums(arrays, every_copy=True)
     if fault := attempt(lambda: _check_sums(found_sums, meta["checksums"])):
         return fault
     return Saved(with_empty(shapes, arrays), extras, meta, wanted)

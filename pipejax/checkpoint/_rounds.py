@@ -115,11 +115,12 @@ def _placed(train: LocalTrainStep, like: LocalState) -> LocalState:
 
 def _on_all_groups(train: LocalTrainStep, own: GroupState, before: int) -> Any:
     """Returns the shapes of what `before` groups have, all of it on every group."""
-    groups = train.rounds.config.inner.devices
-    whole = NamedSharding(auto_mesh(train.mesh), P())
+    groups, mesh = train.rounds.config.inner.devices, auto_mesh(train.mesh)
 
-    def of_all(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def of_all(leaf: Any) -> jax.ShapeDtypeStruct:
         length = leaf.shape[0] // groups * before
+        # Inside a group, arrays stay as its devices shard them.
+        whole = NamedSharding(mesh, P(None, *leaf.sharding.spec[1:]))
         return leaf.update(shape=(length, *leaf.shape[1:]), sharding=whole)
 
     return jax.tree.map(of_all, own)

@@ -11,8 +11,9 @@ Each of the other codecs loses more accuracy in docs/benchmarks/compression.md, 
 measured there, or sends about as many bytes as one of these.
 """
 _WITH_PREDICTION = ("int8", "truncate")
-# The codecs with which pipelined steps with weight prediction have been compared with
-# synchronous training. See docs/benchmarks/compression.md.
+# The codecs with which pipelined steps with weight prediction by own gradients have
+# been compared with synchronous training, in `two_shot`. See
+# docs/benchmarks/compression.md.
 
 
 def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
@@ -33,7 +34,8 @@ def is_measured(config: timing.TrainConfig) -> bool:
     """Returns whether the accuracy of training with this codec has been measured."""
     if config.codec is None or (config.width == 1 and not config.sync_every):
         return True
-    return not config.sync_every and config.codec in _WITH_PREDICTION
+    plain = not (config.sync_every or config.shard_optimizer)
+    return plain and config.algorithm == "two_shot" and config.codec in _WITH_PREDICTION
 
 
 def _fed(name: str, codec: codecs.Codec) -> bool:

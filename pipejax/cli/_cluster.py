@@ -129,8 +129,16 @@ def shared_hosts(devices: int) -> list[str]:
     return [
         f"{devices} devices share {hosts} host(s), and each was measured as a host with"
         " a link of its own. To plan for hosts with several devices, give `pipejax"
-        " plan` --hosts, --devices and --bandwidth in place of a file."
+        " plan` --hosts, --devices, --device and --bandwidth in place of a file."
     ]
+
+
+def kind_flags(device: Any) -> str:
+    """Returns the flags of `pipejax plan` for devices of this kind, if it knows it."""
+    if device.platform == "cpu":
+        return " --one-core"
+    kind = device.device_kind.lower()
+    return next((f" --device {x}" for x in timing.DEVICES if x in kind), "")
 
 
 def _of(record: Any, elements: int) -> Known:

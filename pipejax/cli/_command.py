@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -21,12 +22,13 @@ def new_file(text: str) -> str:
     # This is checked first: minutes of measurements would be lost in the last line.
     path = pathlib.Path(text)
     try:
-        possible = bool(text) and not path.is_dir() and path.parent.is_dir()
+        possible = bool(text) and not path.is_dir() and os.access(path.parent, os.W_OK)
     except (OSError, ValueError):  # the name is too long, for example
         possible = False
     if not possible or "\0" in text:
         raise argparse.ArgumentTypeError(
-            f"must be the name of a file in a folder that exists, got {text!r:.80}"
+            "must be the name of a file in a folder that can be written, got"
+            f" {text!r:.80}"
         )
     return text
 

@@ -85,8 +85,8 @@ class Advice(NamedTuple):
             return []
         return [
             "",
-            "# No pipeline hides this exchange. Local steps do, at a cost in accuracy:",
-            "# docs/local_steps.md",
+            "# No pipeline hides this exchange. Local steps need less time, and cost",
+            "# accuracy: docs/local_steps.md",
             "",
             snippet(self.rounds[0].config),
         ]
@@ -101,6 +101,14 @@ class Advice(NamedTuple):
         ]
 
 
+def to_plan(share: str, flags: str) -> str:
+    """Returns the command that gives the advice, and what devices share."""
+    return (
+        f"The devices of this program {share}. This command ranks its setups: pipejax"
+        f" plan --hosts N --devices N --bandwidth RATE {flags}"
+    )
+
+
 class Diagnosis(NamedTuple):
     """All findings of `pipejax doctor`."""
 
@@ -111,7 +119,7 @@ class Diagnosis(NamedTuple):
     fit: timing.Fit | None  # `None` on a single device
     notes: Sequence[str]  # on what was measured
     advice: Advice | None
-    plan: str = ""  # flags of `pipejax plan`, where that command is to give the advice
+    plan: str = ""  # a command that is to give the advice, and why
 
     def __str__(self) -> str:
         parts = {
@@ -170,13 +178,8 @@ class Diagnosis(NamedTuple):
 
     def _model(self) -> list[str]:
         if self.advice is None:
-            if not self.plan:
-                return ["`pipejax plan` calculates what a cluster would gain."]
-            return [
-                "The devices of this program share a model, an optimizer or a round."
-                " This command ranks its setups: pipejax plan --hosts N --devices N"
-                f" --bandwidth RATE {self.plan}"
-            ]
+            known = "`pipejax plan` calculates what a cluster would gain."
+            return [self.plan or known]
         model = self.advice.model
         return [
             f"{model.elements:,} parameters, {model.compute:.1f} ms of compute a step",

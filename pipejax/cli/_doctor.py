@@ -19,10 +19,10 @@ from pipejax.codecs import Codec
 from pipejax.launch import Place
 
 from ._candidates import USUAL, candidates
-from ._cluster import shared_hosts
+from ._cluster import kind_flags, shared_hosts
 from ._command import add_command, write_json
 from ._delayed import merged_flags
-from ._diagnosis import Advice, Diagnosis, Overlap
+from ._diagnosis import Advice, Diagnosis, Overlap, to_plan
 from ._doctor_picture import picture
 from ._model import Model, RunnableStep, elements, load_step, spread
 from ._rows import chosen, in_rounds
@@ -86,8 +86,13 @@ def run(args: argparse.Namespace) -> int:
     if jax.process_index() != 0:
         return 0
     model = model or Model.of(program, times)
-    shared = spread(program.train, program.state)
-    plan = f"{model}{shared}" if fit and shared else ""
+    shared, device = spread(program.train, program.state), mesh.devices.flat[0]
+    # On CPUs, hosts are often emulated, and have one name.
+    several = bool(notes) and device.platform != "cpu"
+    plan = ""
+    if fit and (shared or several):
+        why = "share a model, an optimizer or a round" if shared else "share hosts"
+        plan = to_plan(why, f"{model}{shared}{kind_flags(device)}")
     advice = _advice(fit, model, program, codecs) if fit and not plan else None
     executor = program.train.executor
     measured = Overlap(

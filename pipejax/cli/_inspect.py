@@ -20,6 +20,7 @@ from pipejax.overlap import (
     topology,
 )
 
+from ._cluster import kind_flags
 from ._command import add_command, write_json
 from ._model import elements, examples, flags, spread
 from ._program import load, types
@@ -200,6 +201,7 @@ def _to_plan(returned: Any) -> list[str]:
     return [
         "To predict its step time on a cluster, fill in N, RATE and MS: pipejax plan"
         f" --hosts N --bandwidth RATE{devices} {known}{spread(train, state)}"
+        f"{kind_flags(train.mesh.devices.flat[0])}"
     ]
 
 

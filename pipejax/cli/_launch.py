@@ -1,6 +1,7 @@
 """`pipejax launch`: one process for each accelerator, or for a share of the cores."""
 
 import argparse
+import contextlib
 import functools
 import os
 import pathlib
@@ -246,6 +247,9 @@ def _how(code: int) -> str:
 
 def _say(what: str) -> None:
     """Prints a line of `pipejax launch` itself, after all that the processes said."""
-    sys.stdout.flush()
-    sys.stderr.write(f"pipejax: {what}\n")
-    sys.stderr.flush()
+    # Nobody may read it any more, or the disk be full. The job goes on.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"pipejax: {what}\n")
+        sys.stderr.flush()

@@ -26,7 +26,7 @@ from ._rows import (
     number,
     synchronous,
 )
-from ._snippet import for_many, snippet
+from ._snippet import for_many, predicts_by_host, snippet
 from ._units import COMPUTE_MS, MOST, check, count
 from ._usage import UsageError, in_one_line
 
@@ -46,8 +46,8 @@ _OPTIONS = {
     "!--parameters COUNT": "number of the model's parameters, such as 300M",
     "!--compute-ms MS": "milliseconds that one device computes in a step: forward pass,"
     " backward pass and update",
-    "--batch N": "number of examples that a device takes in this step; batch sizes are"
-    " then printed in examples too",
+    "--batch N": "number of examples that a device takes in this step, or a host with"
+    " --sharded or --local-steps; batch sizes are then printed in examples too",
     "--one-core": "codecs run on the core that runs the model, as on a CPU",
     "--sharded": "the devices of a host shard the model (FSDP); --compute-ms is then a"
     " step of one host alone, with the collectives inside it",
@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
     cluster, notes = _cluster.known(args, elements)
     if args.sharded:
         notes = [*notes, _inside(cluster, elements)]
+    devices = cluster.devices
     if args.sharded or args.local_steps:
         # A device exchanges only its shard of the gradient, rounded up to whole
         # elements.
@@ -122,15 +123,19 @@ def run(args: argparse.Namespace) -> int:
             baseline_bytes=_BYTES[args.baseline],
         )
     if args.shard_optimizer:
-        devices = cluster.hosts * cluster.devices
         ranked = timing.shard_optimizer(
-            ranked, compute, devices, one_core=args.one_core
+            ranked, compute, cluster.hosts * cluster.devices, one_core=args.one_core
         )
     if args.local_steps:
         rounds = in_rounds(ranked, known, compute, one_core=args.one_core)
         ranked = [*rounds, d_sync(ranked), exact(ranked)]
     choice = chosen(ranked, args.row)
-    python = snippet(choice.config, inner=_inner_axis(args), hosts=cluster.hosts)
+    python = snippet(
+        choice.config,
+        inner=_inner_axis(args, devices),
+        hosts=cluster.hosts,
+        devices=cluster.devices,
+    )
     parts = [
         [*notes, *_about(known)],
         lines(ranked, args.top, (choice, exact(ranked), d_sync(ranked))),
@@ -166,17 +171,16 @@ def _for_many(
     if args.shard_optimizer:  # which cannot exchange a part at once
         return []
     replicas = cluster.hosts
-    if not (args.sharded or choice.config.levels):  # where a host predicts as one
+    if not (args.sharded or predicts_by_host(choice.config, cluster.devices)):
         replicas *= cluster.devices
     return for_many(choice.config, replicas)
 
 
-def _inner_axis(args: argparse.Namespace) -> str | None:
-    """Returns the mesh axis of the devices that are a group, if they are."""
+def _inner_axis(args: argparse.Namespace, devices: int) -> str | None:
+    """Returns the mesh axis of the devices of a host, if they are a group."""
     if args.sharded:
         return "fsdp"
-    several = (args.devices or 1) > 1
-    return "device" if args.local_steps and several else None
+    return "device" if args.local_steps and devices > 1 else None
 
 
 def _inside(cluster: timing.Cluster, elements: int) -> str:
@@ -221,6 +225,7 @@ def _summary(
         f"{gain(args.baseline)} Row {rows[0]} is D-Sync in float32, and row"
         f" {rows[1]} is the best pipelined setup that is uncompressed.",
         *about_accuracy((*ranked[: args.top], choice)),
+        *_no_delay(ranked),
         f"With the exchange of row {rows[2]}, pipelining alone is at most"
         f" {most['synchronous']:.2f} times as fast as a synchronous step, and"
         f" {most['overlapped']:.2f} times as fast as one that overlaps its exchange"
@@ -228,6 +233,16 @@ def _summary(
         *(_hidden(each, compute, args) for each in dict.fromkeys(piped)),
         *_rounds(choice, plain),
         *_least_delay(rows[2], choice, compute, args),
+    ]
+
+
+def _no_delay(ranked: list[timing.RankedConfig]) -> list[str]:
+    """Says what to do if a synchronous step in buckets is as fast as any."""
+    if ranked[0].config.width > 1 or ranked[0].config.buckets == 1:
+        return []
+    return [
+        "Row 1 needs no delay: try width=1 first. On accelerators, XLA then starts sums"
+        " during the backward pass."
     ]
 
 
@@ -281,7 +296,8 @@ def _hidden(
     if not times:
         sizes = "with any batch size"
     elif args.batch is not None:
-        sizes += f", {math.ceil(args.batch * times):,} examples a device"
+        whose = "host" if args.sharded or args.local_steps else "device"
+        sizes += f", {math.ceil(args.batch * times):,} examples a {whose}"
     return f"The exchange of {choice.config} is hidden {sizes}."
 
 

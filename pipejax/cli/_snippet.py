@@ -12,14 +12,17 @@ def snippet(
     *,
     inner: str | None = None,
     hosts: int | None = None,
+    devices: int = 1,
 ) -> str:
     """Returns Python source that makes the train step of a way with one bucket.
 
     The source uses the names `loss_fn` and `tx`, which the program must define. `inner`
     is the mesh axis of the devices of a group, which exchange as one. `hosts` is the
-    number of hosts, which need not be that of processes.
+    number of hosts, which need not be that of processes, and `devices` that of the
+    devices of each.
     """
-    axes = f'("host", "{inner or "device"}")' if inner or config.levels else None
+    two = inner or predicts_by_host(config, devices)
+    axes = f'("host", "{inner or "device"}")' if two else None
     over = '"host"' if inner else axes
     all_reduce = f"pj.collectives.{config.algorithm}({'codec' if config.codec else ''})"
     if config.levels:
@@ -32,7 +35,7 @@ def snippet(
         "import pipejax as pj",
         "",
         f"mesh = pj.data_mesh({', '.join(on)})",
-        *([f"codec = {_codec(config.codec)}"] if config.codec else []),
+        *([f"codec = {_codec(config)}"] if config.codec else []),
         f"train = pj.make_{'local' if config.sync_every else 'train'}_step(",
         "    loss_fn,",
         "    tx,",
@@ -48,6 +51,13 @@ def snippet(
     return "\n".join(lines)
 
 
+def predicts_by_host(config: timing.TrainConfig, devices: int) -> bool:
+    """Returns whether the devices of a host predict by their common mean."""
+    plain = config.width == 1 or config.shard_optimizer
+    alone = devices == 1 or plain or config.algorithm != "psum"
+    return config.levels or not alone
+
+
 def for_many(config: timing.TrainConfig, replicas: int) -> list[str]:
     """Returns a warning of noisy predictions, if there are many replicas."""
     if config.width == 1 or replicas <= FEW:
@@ -59,6 +69,8 @@ def for_many(config: timing.TrainConfig, replicas: int) -> list[str]:
     ]
 
 
-def _codec(name: str) -> str:
-    codec = f'pj.codecs.named("{name}")'
-    return f"pj.codecs.error_feedback({codec})" if feeds_back(name) else codec
+def _codec(config: timing.TrainConfig) -> str:
+    name, codec = str(config.codec), f'pj.codecs.named("{config.codec}")'
+    # What a round loses without feedback is lost for good.
+    fed = config.sync_every or feeds_back(name)
+    return f"pj.codecs.error_feedback({codec})" if fed else codec

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+from jax.sharding import Mesh
 
 from pipejax._internal.mesh import AxisName, axes, axis_size
 
@@ -23,6 +24,12 @@ class Hierarchical(AllReduce):
     def axes(self) -> int:
         return 2
 
+    def on(self, mesh: Mesh) -> "Hierarchical":
+        return dataclasses.replace(self, outer=self.outer.on(mesh))
+
+    def unmerged(self) -> "Hierarchical":
+        return dataclasses.replace(self, outer=self.outer.unmerged())
+
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         self.check_axes(axis_name)
         between, inside = axes(axis_name)
@@ -39,6 +46,9 @@ class Hierarchical(AllReduce):
         cut = Cut.of(layout, devices, self.inner.codec.multiple)
         sizes, dtype = (cut.coded, cut.exact), layout.working_dtype
         coded, exact = (jax.ShapeDtypeStruct((size,), dtype) for size in sizes)
+        # The sums must end with the same bits on all hosts, so that the owners of a
+        # piece must encode it alike.
+        gathered = cut._replace(layout=layout._replace(drawn=inside))
         piece = Layout((coded,), (exact,), whole=False, over=axis_name)
         return (
             local(cut.rows)
@@ -46,7 +56,7 @@ class Hierarchical(AllReduce):
             + local(lambda x: Summands((x.coded,), (x.exact,)))
             + renamed(self.outer(piece, between), "outer ")
             + local(lambda x: Parts(*x.coded, *x.exact))
-            + renamed(self.inner.all_gather(cut, inside), "inner ")
+            + renamed(self.inner.all_gather(gathered, inside), "inner ")
             + local(cut.arrays)
         )
 

@@ -34,6 +34,9 @@ class InRounds(AllReduce):
     def on(self, mesh: Mesh) -> "InRounds":
         return dataclasses.replace(self, all_reduce=self.all_reduce.on(mesh))
 
+    def unmerged(self) -> "InRounds":
+        return dataclasses.replace(self, all_reduce=self.all_reduce.unmerged())
+
     def _total(self, layout: Layout, axis_name: AxisName) -> Stages:
         # The vector of a round has no leaves that a codec could be told of.
         return self.all_reduce(layout._replace(whole=False), axis_name)

@@ -39,14 +39,16 @@ class Layout(NamedTuple):
       whole: Whether `coded` describes whole gradients. If it is false, `coded`
         describes a piece of the vector of gradients.
       over: All mesh axes of the sum, for an algorithm that sums over some of them at a
-        time. Along all of these axes, devices draw different random numbers. `None`
-        stands for the axes that the algorithm is called with.
+        time. `None` stands for the axes that the algorithm is called with.
+      drawn: The mesh axes along which devices draw different random numbers. `None`
+        stands for `over`.
     """
 
     coded: tuple[jax.ShapeDtypeStruct, ...]
     exact: tuple[jax.ShapeDtypeStruct, ...] = ()
     whole: bool = True
     over: AxisName | None = None
+    drawn: AxisName | None = None
 
     @classmethod
     def of(cls, summands: Summands) -> "Layout":

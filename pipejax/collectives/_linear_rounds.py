@@ -90,6 +90,6 @@ class LinearRounds:
         new = self.codec.settled(carry.leaves, state, carry.sums, own)
         arrays = total if self.codec.needs_leaves else unravel(total, forms.coded)
         pairs = zip(arrays, forms.coded, strict=True)
-        coded = tuple(x.astype(form.dtype) for x, form in pairs)
+        coded = tuple(x.astype(form.dtype).reshape(form.shape) for x, form in pairs)
         exact = unravel(carry.exact, forms.exact)
         return Summands(coded, exact), states | {"psum": new}

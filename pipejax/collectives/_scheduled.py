@@ -52,6 +52,9 @@ class ScheduledAllReduce(AllReduce):
     def on(self, mesh: Mesh) -> "ScheduledAllReduce":
         return ScheduledAllReduce(self.all_reduce.on(mesh), self.number)
 
+    def unmerged(self) -> "ScheduledAllReduce":
+        return ScheduledAllReduce(self.all_reduce.unmerged(), self.number)
+
 
 def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Schedule:
     """Changes from one all-reduce to the next at given steps.

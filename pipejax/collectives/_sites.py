@@ -69,7 +69,7 @@ class Cut(NamedTuple):
             coded=self.coded,
             exact=self.exact,
             axis_name=axis_name,
-            over=over,
+            drawn=self.layout.drawn or over,
             rows=rows,
         )
 
@@ -90,7 +90,7 @@ class Site(NamedTuple):
     coded: int  # h, the elements of a vector that the codec encodes
     exact: int  # t, the elements of a vector that stay exact
     axis_name: AxisName  # the devices that send the payload to each other
-    over: AxisName  # all axes of the sum, along which random numbers differ
+    drawn: AxisName  # the axes along which random numbers differ
     rows: int | None = None  # vectors encoded at once; `None` for one without an axis
 
     @property
@@ -101,7 +101,7 @@ class Site(NamedTuple):
 
     def init(self) -> States:
         """Returns the codec's first state by the name of the site, or an empty dict."""
-        rank = lax.axis_index(self.over).astype(jnp.uint32)
+        rank = lax.axis_index(self.drawn).astype(jnp.uint32)
         place = jnp.uint32(zlib.crc32(f"{self.axis_name} {self.name}".encode()))
         seed = place ^ (rank * jnp.uint32(2654435761))  # Knuth's multiplicative hash
         state = self._init(seed)

@@ -16,6 +16,7 @@ the time of the whole job. The rest of the time has these parts:
 - end: from the last step to the end.
 """
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Sequence
@@ -66,9 +67,12 @@ def events(path: pathlib.Path) -> list[Event]:
     """Reads the timeline of a process, with all its attempts."""
     if not path.exists():
         return []
-    lines = path.read_text().splitlines(keepends=True)
-    # The last line may be under way.
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    found = []
+    for line in path.read_text(errors="replace").splitlines():
+        # The last line may be under way, and a full disk may have cut off another.
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def goodput(

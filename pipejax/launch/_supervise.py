@@ -59,11 +59,11 @@ def supervise(
         # A signal is for all processes, so they get it at once. After a failure, the
         # others may still notice it by themselves and save, and so are asked only after
         # `grace`.
+        if not received and not _wait(children, grace, received) and not received:
+            _send(children, signal.SIGTERM)
+            _wait(children, grace, received)
         if received:
             _tell(children, received[0], grace)
-        elif not _wait(children, grace):
-            _send(children, signal.SIGTERM)
-            _wait(children, grace)
     finally:
         # SIGKILL goes to the whole group of each process, including those that have
         # ended: what a process has started there may have outlived it.
@@ -159,10 +159,13 @@ def _tell(children: Sequence[_Child], number: int, grace: float) -> None:
                 _send([child], number)
 
 
-def _wait(children: Sequence[_Child], seconds: float) -> bool:
+def _wait(
+    children: Sequence[_Child], seconds: float, received: Sequence[int] = ()
+) -> bool:
+    """Returns whether all have ended in this time, and before any signal."""
     until = time.monotonic() + seconds
     while any(child.code() is None for child in children):
-        if time.monotonic() > until:
+        if received or time.monotonic() > until:
             return False
         time.sleep(PERIOD)
     return True

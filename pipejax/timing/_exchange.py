@@ -49,6 +49,11 @@ class Duration(NamedTuple):
         return sum(self)
 
     @property
+    def fixed(self) -> float:
+        """The seconds that do not depend on the number of bytes."""
+        return self.latency + self.synchronisation
+
+    @property
     def computed(self) -> float:
         """The seconds in which the device itself computes, `reduction + codec`."""
         return self.reduction + self.codec

@@ -16,14 +16,17 @@ def local_step_time(
 ) -> float:
     r"""Returns the seconds of a local step, as a mean over a round of H steps.
 
-    With c the compute time and x the time to exchange all parameters, V steps hide the
-    exchange of a round, and the other steps compute alone:
+    Let c be the compute time, x the time to exchange all parameters at once, and l the
+    part of x that does not depend on the number of bytes. V steps hide the exchange of
+    a round, in V chunks, each of which takes l and its share of the rest. The other
+    steps compute alone:
 
-    $$t = (\max(V c, x) + (H - V) c) / H$$
+    $$t = (\max(V c, x + (V - 1) l) + (H - V) c) / H$$
 
     Args:
       compute: The compute times of a step; c is `compute.total`.
-      exchange: The exchange of all parameters; x is `exchange.total`.
+      exchange: The exchange of all parameters; x is `exchange.total`, and l is
+        `exchange.fixed`.
       sync_every: The number H of steps of a round.
       overlap_steps: The number V of steps that hide an exchange, at most H.
       one_core: Whether the codec and the additions run on the core that computes the
@@ -47,5 +50,6 @@ def local_step_time(
     """
     RoundSchedule(sync_every, overlap_steps)  # which checks both
     also = exchange.computed if one_core and overlap_steps else 0.0
-    beside = max(overlap_steps * compute.total + also, exchange.total)
+    chunks = exchange.total + max(0, overlap_steps - 1) * exchange.fixed
+    beside = max(overlap_steps * compute.total + also, chunks)
     return (beside + (sync_every - overlap_steps) * compute.total) / sync_every

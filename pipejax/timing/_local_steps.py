@@ -16,14 +16,16 @@ def local_steps(
 ) -> list[RankedConfig]:
     r"""Returns ways to train with local steps, the shortest step first.
 
-    With c the compute time and x the time to exchange all parameters, an exchange is
-    hidden behind
+    Let c be the compute time, x the time to exchange all parameters at once, and l the
+    part of x that does not depend on the number of bytes, which every chunk takes. An
+    exchange in n chunks is hidden behind
 
-    $$n = \lceil x / c \rceil$$
+    $$n = \lceil (x - l) / (c - l) \rceil$$
 
-    steps. Each way of one bucket is considered with rounds of n steps that hide their
-    exchange, and with rounds of n, 4n and 16n steps that wait for it. Step times are
-    those of `local_step_time`.
+    steps, if l is below c; otherwise nothing hides it. Each way of one bucket is
+    considered with rounds of n steps that hide their exchange, and with rounds of m, 4m
+    and 16m steps that wait for it, where m is `x / c`, rounded up. Step times are those
+    of `local_step_time`.
 
     Args:
       choices: Ways to train, as `plan` returns them.
@@ -59,11 +61,19 @@ def local_steps(
     for choice in choices:
         if choice.config.width > 1 or choice.config.buckets > 1:
             continue
-        # Rounding must not add a step where the exchange takes n steps exactly.
-        steps = max(1, math.ceil(choice.exchange.total / compute.total - 1e-9))
-        rounds = (steps, steps), *((factor * steps, 0) for factor in FACTORS)
+        total, fixed = choice.exchange.total, choice.exchange.fixed
+        steps = _whole(total / compute.total)
+        rounds = [(factor * steps, 0) for factor in FACTORS]
+        if fixed < compute.total:
+            hidden = _whole((total - fixed) / (compute.total - fixed))
+            rounds = [(hidden, hidden), *rounds]
         for every, overlap in rounds:
             config = choice.config._replace(sync_every=every, overlap_steps=overlap)
             step = config.step(compute, choice.exchange, one_core=one_core)
             found.append(choice._replace(config=config, step=step))
     return ranked(found)
+
+
+def _whole(steps: float) -> int:
+    # Rounding must not add a step where an exchange takes a whole number of them.
+    return max(1, math.ceil(steps - 1e-9))

@@ -17,6 +17,20 @@ from ._iteration import (
 from ._local_step_time import local_step_time
 from ._rounds import Algorithm
 
+_SLOPES = 1.25
+"""Bytes of parameters with slopes of 8 bits, over those of parameters."""
+
+
+def of_halves(first: Duration, second: Duration, *, slopes: bool) -> Duration:
+    """Returns an exchange of the first half of one, and the second of another.
+
+    With `slopes`, the second half also moves a slope of 8 bits for each parameter.
+    """
+    more = _SLOPES if slopes else 1.0
+    longer = second._replace(wire=more * second.wire, codec=more * second.codec)
+    found = Duration(*((a + b) / 2 for a, b in zip(first, longer, strict=True)))
+    return found._replace(reduction=first.reduction)  # all of it is in the first half
+
 
 class TrainConfig(NamedTuple):
     """A way to train: width, algorithm, codec, number of buckets, and local steps.
@@ -48,6 +62,9 @@ class TrainConfig(NamedTuple):
     ) -> Duration:
         """Returns how long the exchange of one bucket takes.
 
+        With a sharded optimizer, the codec encodes the first half, in which gradients
+        travel, and not the second, in which parameters do.
+
         Args:
           cluster: The cluster with its speeds. A single device exchanges nothing.
           elements: The number of float32 elements of the whole gradient.
@@ -64,7 +81,13 @@ class TrainConfig(NamedTuple):
             return Duration(0, 0, 0, 0, 0)
         counted = hierarchical if self.levels else flat
         n = -(-elements // self.buckets)
-        return duration(cluster, counted(cluster, self.algorithm, n, codec), self.codec)
+        first = duration(
+            cluster, counted(cluster, self.algorithm, n, codec), self.codec
+        )
+        if not self.shard_optimizer:
+            return first
+        second = duration(cluster, counted(cluster, self.algorithm, n, None))
+        return of_halves(first, second, slopes=self.width > 1)
 
     def step(self, compute: Compute, exchange: Duration, *, one_core: bool) -> float:
         """Returns the seconds of a step.

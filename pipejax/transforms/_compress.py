@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from pipejax import codecs
 from pipejax._core.message import Message, mean_as, travelling
@@ -86,7 +87,8 @@ def compress(codec: Codec) -> optax.GradientTransformation:
         vector, nothing = layout.vectors(Summands(tuple(leaves)))
         padded = jnp.pad(vector, (0, n - vector.size))
         payload, after = own.encode(padded, state.codec)
-        decoded = own.decode(payload, n)
+        # XLA would leave out a cast to fewer bits and back.
+        decoded = own.decode(lax.optimization_barrier(payload), n)
         # A later transformation may skip an update that is not finite. The codec must
         # then keep nothing of it.
         finite = jnp.isfinite(decoded).all()

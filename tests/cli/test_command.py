@@ -73,7 +73,7 @@ def test_wrong_arguments_are_reported_in_one_line(words, says, capsys):
 def test_new_file_must_be_in_an_existing_folder(tmp_path):
     name = str(tmp_path / "new.json")
     assert new_file(name) == name
-    says = r"^must be the name of a file in a folder that exists, got "
+    says = r"^must be the name of a file in a folder that can be written, got "
     for wrong in ("", str(tmp_path), f"{tmp_path}/gone/new.json", "a\0b", 5000 * "x"):
         with pytest.raises(argparse.ArgumentTypeError, match=says):
             new_file(wrong)

@@ -57,7 +57,8 @@ def test_doctor_prints_a_local_step_for_a_short_compute(tmp_path, capsys, monkey
     code, found, _ = doctor(tmp_path, "--model", f"{path}:step")
     assert code == 0
     best = found["local_steps"][0]
-    assert best["overlap_steps"] == best["sync_every"] > 1
+    # Nothing hides the latency of an exchange, so it is at once.
+    assert (best["overlap_steps"], best["sync_every"] > 1) == (0, True)
     printed = capsys.readouterr().out
     assert f"    sync_every={best['sync_every']}," in printed
     assert "train = pj.make_local_step(" in printed
@@ -75,7 +76,7 @@ def test_doctor_sends_a_sharded_optimizer_to_plan(tmp_path, capsys):
         "pipejax plan --hosts N --devices N --bandwidth RATE --parameters 48 --c"
         in printed
     )
-    assert " --batch 8 --shard-optimizer\n" in printed
+    assert " --batch 8 --shard-optimizer --one-core\n" in printed
     assert "8 devices share 1 host(s), and each was measured as a host" in printed
 
 

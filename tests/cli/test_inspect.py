@@ -231,7 +231,7 @@ def test_last_line_of_inspect_is_a_command_for_plan(capsys):
     assert about == "To predict its step time on a cluster, fill in N, RATE and MS"
     assert command == (
         "pipejax plan --hosts N --bandwidth RATE --parameters 65536 --compute-ms MS"
-        " --batch 8"
+        " --batch 8 --one-core"
     )
     for name, value in {"N": "4", "RATE": "1gbit", "MS": "250"}.items():
         command = command.replace(f" {name} ", f" {value} ")
@@ -242,9 +242,14 @@ def test_last_line_of_inspect_is_a_command_for_plan(capsys):
 @pytest.mark.parametrize(
     ("function", "devices", "batch", "more"),
     [
-        ("sharded", " --devices 4", 32, " --sharded"),
-        ("in_rounds_of_groups", " --devices 4", 32, " --sharded --local-steps"),
-        ("sharded_optimizer", "", 8, " --shard-optimizer"),
+        ("sharded", " --devices 4", 32, " --sharded --one-core"),
+        (
+            "in_rounds_of_groups",
+            " --devices 4",
+            32,
+            " --sharded --local-steps --one-core",
+        ),
+        ("sharded_optimizer", "", 8, " --shard-optimizer --one-core"),
     ],
 )
 def test_command_for_plan_has_the_flags_of_a_step(
@@ -506,7 +511,7 @@ def test_local_step_is_shown_with_a_chunk_and_a_command_for_plan(capsys):
     command = lines[-1].partition(": ")[2]
     assert command == (
         "pipejax plan --hosts N --bandwidth RATE --parameters 65536 --compute-ms MS"
-        " --batch 8 --local-steps"
+        " --batch 8 --local-steps --one-core"
     )
     for name, value in {"N": "4", "RATE": "1gbit", "MS": "250"}.items():
         command = command.replace(f" {name} ", f" {value} ")

@@ -205,6 +205,22 @@ def test_launcher_goes_on_after_its_reader_has_gone(begin, write):
 
 
 @WITHOUT_JAX
+def test_job_without_a_reader_is_started_again(begin, write):
+    program = write("""
+        path = pathlib.Path("failed")
+        print("line\\n" * 100_000, flush=True)
+        if not path.exists():
+            path.touch()
+            sys.exit(7)
+    """)
+    started = begin("--processes", "1", "--max-restarts", "1", *program)
+    started.stdout.readline()
+    started.stdout.close()
+    assert started.wait(timeout=60) == 0
+    assert "starting again, 1 of 1 times" in started.stderr.read()
+
+
+@WITHOUT_JAX
 def test_stopped_process_is_killed(begin, write):
     program = write("""
         if os.environ["JAX_PROCESS_ID"] == "1":

@@ -110,20 +110,23 @@ def test_sharded_optimizer_is_planned_without_tree_and_buckets(capsys):
 
 
 def test_plan_says_how_a_sharded_optimizer_hides_halves(capsys):
-    """Half of the exchange, 480.5 ms, takes 73.6 ms more than the forward pass."""
+    """Half of an exchange takes 103.6 ms more than the forward pass.
+
+    The first half takes 240.2 ms uncompressed, and the second 300.2 ms, with slopes.
+    """
     given = ("--hosts", "4", "--bandwidth", "1gbit", "--device", "h100")
     assert plan(*given, "--shard-optimizer", parameters="10M", compute="500") == 0
     ways, summary, *_ = capsys.readouterr().out.split("\n\n")[1:]
     exposed = next(x for x in ways.splitlines() if "psum, uncompressed" in x)
-    assert "573.6 ms   1.15 x compute " in exposed
-    assert exposed.endswith("hides 406.9 ms of an exchange of 480.5 ms: wire")
-    assert "width 2, two_shot, bf16 " in ways.splitlines()[0]
-    assert "hidden behind compute, 28% slack" in ways.splitlines()[0]
-    # The exchange in bfloat16 takes 240.4 ms.
-    alone = f"pipelining alone is at most {740.4 / 500:.2f} times as fast as a synchr"
+    assert "603.6 ms   1.21 x compute " in exposed
+    assert exposed.endswith("hides 436.9 ms of an exchange of 540.5 ms: wire")
+    # In four bits, the first half takes 34.2 ms.
+    assert "width 2, two_shot, int4 " in ways.splitlines()[0]
+    assert "hides 333.9 ms of an exchange of 334.4 ms" in ways.splitlines()[0]
+    alone = f"pipelining alone is at most {834.4 / 500.5:.2f} times as fast as a synchr"
     assert alone in summary
-    assert f"two_shot, bf16 is hidden from {120.2 / 166.7:.2f} times this" in summary
-    assert f"uncompressed is hidden from {240.25 / 166.7:.2f} times this" in summary
+    assert f"two_shot, int4 is hidden from {167.2 / 166.7:.2f} times this" in summary
+    assert f"uncompressed is hidden from {270.25 / 166.7:.2f} times this" in summary
 
 
 def test_sharded_optimizer_on_one_core_adds_the_codec_to_compute(capsys):
@@ -133,8 +136,7 @@ def test_sharded_optimizer_on_one_core_adds_the_codec_to_compute(capsys):
         assert plan(*given, *more, parameters="10M", compute="500") == 0
         lines = capsys.readouterr().out.splitlines()
         rows.append(next(x[5:] for x in lines if "width 2, ring, int4 " in x))
-    assert rows[0] == rows[1]
-    assert "hidden behind compute that is " in rows[1]
+    assert all("hidden behind compute that is " in row for row in rows)
 
 
 def test_local_steps_are_planned_beside_the_usual_ways(capsys):
@@ -184,7 +186,7 @@ def test_rows_of_codecs_without_measured_accuracy_say_so(capsys):
 
 
 def test_note_on_accuracy_is_left_out_where_all_rows_are_measured(file, capsys):
-    assert plan(file) == 0
+    assert plan(file, compute="100000") == 0
     assert "ccuracy not measured" not in capsys.readouterr().out
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pipejax.cli._rows import chosen, d_sync, exact, lines, number
+from pipejax.cli._rows import chosen, d_sync, exact, lines, number, said
 from pipejax.cli._usage import UsageError
 from pipejax.timing import Duration, RankedConfig, TrainConfig
 
@@ -53,5 +53,5 @@ def test_exact_and_d_sync_rows_are_found():
 
 def test_rows_are_numbered_and_extra_rows_are_added():
     printed = lines(RANKED, 2, (RANKED[1], RANKED[4]))
-    assert printed == [f"  {row}  {RANKED[row - 1]}" for row in (1, 2, 5)]
+    assert printed == [f"  {row}  {said(RANKED[row - 1])}" for row in (1, 2, 5)]
     assert lines(RANKED, 99, ()) == lines(RANKED, 6, RANKED)

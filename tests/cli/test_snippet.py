@@ -63,7 +63,7 @@ def test_snippet_of_local_steps_equals_text_by_hand():
         "import pipejax as pj\n"
         "\n"
         'mesh = pj.data_mesh(axis_name=("host", "device"))\n'
-        'codec = pj.codecs.named("int8")\n'
+        'codec = pj.codecs.error_feedback(pj.codecs.named("int8"))\n'
         "train = pj.make_local_step(\n"
         "    loss_fn,\n"
         "    tx,\n"

@@ -1,8 +1,14 @@
 """Tests what travels inside hosts and between them, and how often it is encoded."""
 
-from pipejax import codecs
-from pipejax.collectives import hierarchical, ring, tree, two_shot
+import jax
+import optax
+import pytest
 
+import pipejax as pj
+from pipejax import codecs
+from pipejax.collectives import halving_doubling, hierarchical, ring, tree, two_shot
+
+from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .routes import Halving, Sent, encodings, sent
 
 
@@ -39,3 +45,29 @@ def test_inner_codec_encodes_inside_both_hosts():
     """Device j of a host owns piece j, and its neighbour's part makes one hop to it."""
     coded = hierarchical(inner=ring(Halving()))
     assert encodings(coded, 4, pieces=2, hosts=2) == [[1, 2, 1, 2], [2, 1, 2, 1]]
+
+
+@pytest.mark.parametrize("inner", [two_shot, ring, halving_doubling])
+@pytest.mark.parametrize("kind", ["stochastic", "rotated"])
+def test_random_inner_codec_leaves_all_hosts_alike(inner, kind):
+    key = jax.random.key(0)
+    codec = {
+        "stochastic": lambda: codecs.stochastic(codecs.int8(8), key),
+        "rotated": lambda: codecs.rotated(codecs.int8(8), key),
+    }[kind]()
+    mesh = pj.data_mesh(4, axis_name=("host", "device"), hosts=2)
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=mesh,
+        axis_name=("host", "device"),
+        all_reduce=hierarchical(inner=inner(codec)),
+    )
+    state = train.init(init_params())
+    for batch in batches(2):
+        state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    for leaf in jax.tree.leaves(state.params):
+        first, *others = (shard.data for shard in leaf.addressable_shards)
+        for other in others:
+            assert_bits_equal(first, other)

@@ -9,8 +9,8 @@ import pytest
 
 import pipejax as pj
 from pipejax import codecs, collectives
-from pipejax._core.executors._thread import submit
 from pipejax._core.step import Inputs
+from pipejax._internal.communication_thread import submit
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn

@@ -60,6 +60,22 @@ def test_checksum_does_not_depend_on_the_axes():
         assert checksums({"x": array}) == {"x": by_hand(values)}
 
 
+@pytest.mark.parametrize("odd", range(8))
+def test_other_bits_in_any_copy_are_noticed(odd):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("host", "device"))
+    values = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    placed = jax.device_put(values, NamedSharding(mesh, P("device")))
+    assert checksums({"x": placed}, every_copy=True) == {"x": by_hand(values)}
+    pieces = [
+        jax.device_put(x.data + (i == odd), x.device)
+        for i, x in enumerate(placed.addressable_shards)
+    ]
+    array = jax.make_array_from_single_device_arrays(
+        values.shape, placed.sharding, pieces
+    )
+    assert checksums({"x": array}, every_copy=True) != {"x": by_hand(values)}
+
+
 def test_checksum_depends_on_every_bit():
     """Any single flip changes the first sum, because the mixing is bijective."""
     values = np.zeros((4, 5), np.uint32)

@@ -86,6 +86,13 @@ def test_line_under_way_is_left_out(tmp_path):
     assert events(path) == [event("begun", 1)]
 
 
+def test_line_cut_off_by_a_full_disk_is_left_out(tmp_path):
+    path = tmp_path / "0"
+    lines = ['{"at": 1, "what": "begun"}', '{"at": 2, "wh{"at": 3, "what": "joined"}']
+    path.write_text("\n".join([*lines, '{"at": 4, "what": "joined"}', ""]))
+    assert events(path) == [event("begun", 1), event("joined", 4)]
+
+
 def test_step_noted_twice_counts_once():
     """A second watchdog notes the step at which the first has ended."""
     twice = [*steps(1, 2, 3), *steps(4, 5, first=2)]

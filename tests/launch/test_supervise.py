@@ -82,6 +82,43 @@ def test_signal_is_passed_on_and_reported(tmp_path):
     assert (code, out) == (0, "None 0 15\nNone -9 15\n"), errors
 
 
+def test_signal_after_a_failure_is_passed_on_at_once(tmp_path):
+    """The other process would have a minute to end by itself."""
+    (tmp_path / "fails.py").write_text(
+        "import pathlib, sys, time\n"
+        "while not pathlib.Path('ready').exists():\n"
+        "    time.sleep(0.01)\n"
+        "sys.exit(3)\n"
+    )
+    (tmp_path / "waits.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "pathlib.Path('ready').touch()\n"
+        "time.sleep(600)\n"
+    )
+    code, out, errors = run(f"""
+        import pathlib, threading
+
+        os.chdir({str(tmp_path)!r})
+        received = []
+
+        def tell():
+            if until(pathlib.Path("ready").exists):
+                time.sleep(1.0)
+                received.append(signal.SIGTERM)
+
+        threading.Thread(target=tell).start()
+        starts = [
+            _start.Start(name, [sys.executable, name], os.environ)
+            for name in ("fails.py", "waits.py")
+        ]
+        begun = time.monotonic()
+        ended = supervise(starts, 60.0, received)
+        print(ended.first, ended.code, ended.told, time.monotonic() - begun < 30)
+    """)
+    assert (code, out) == (0, "0 3 15 True\n"), errors
+
+
 def test_ctrl_c_dropped_by_python_is_sent_again():
     """Python drops exceptions of finalizers, and goes on."""
     code, out, errors = run("""

@@ -23,6 +23,12 @@ def test_step_time_equals_numbers_by_hand(every, overlap, wanted):
     assert timing.local_step_time(COMPUTE, exchange, every, overlap) == wanted
 
 
+def test_every_chunk_takes_the_latency_of_an_exchange():
+    exchange = timing.Duration(0.5, 6.0, 0, 0, 0.5)
+    # Eight chunks of 1 + 6 / 8 s, beside 8 s of compute.
+    assert timing.local_step_time(COMPUTE, exchange, 8, 8) == (8 + 6) / 8
+
+
 def test_codec_on_the_core_of_the_model_adds_to_hidden_steps():
     exchange = timing.Duration(0, 2.0, 0, 1.0, 0)
     times = [

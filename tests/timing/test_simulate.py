@@ -133,9 +133,8 @@ def test_slow_must_have_one_number_for_each_device():
 def test_simulated_local_steps_equal_the_closed_form(every, overlap, elements):
     """Chunks cut the elements evenly; each has the latencies of an exchange."""
     work = Workload(0.1, elements, "ring")
-    chunk = dataclasses.replace(work, elements=-(-elements // max(1, overlap)))
-    seconds = max(1, overlap) * exchange_seconds(cluster(4), chunk)
-    exchange = timing.Duration(0, seconds, 0, 0, 0)
+    way = timing.TrainConfig(1, "ring")
+    exchange = way.exchange(cluster(4), elements, None)
     wanted = timing.local_step_time(timing.Compute.of(0.1), exchange, every, overlap)
     rounds = dict(sync_every=every, overlap_steps=overlap)
     found = timing.simulate(cluster(4), work, 1, steps=8 * every, **rounds)

@@ -258,13 +258,20 @@ def test_residual_of_sharded_models_does_not_depend_on_other_weights(sharded):
     assert_bits_equal(end(1024), end(1))
 
 
+@pytest.mark.parametrize("coded", [False, True])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_weighted_steps_keep_float64_and_bfloat16(dtype):
+def test_weighted_steps_keep_float64_and_bfloat16(dtype, coded):
+    all_reduce = collectives.psum()
+    if coded:
+        all_reduce = collectives.two_shot(codecs.error_feedback(codecs.int8()))
+
     def loss(params, batch):
         return (params * batch).mean(), pj.Aux(weight=jnp.float32(2))
 
     with x64():
-        train = pj.make_train_step(loss, optax.sgd(1.0), mesh=pj.data_mesh(2), width=2)
+        train = pj.make_train_step(
+            loss, optax.sgd(1.0), mesh=pj.data_mesh(2), all_reduce=all_reduce
+        )
         params, batch = np.ones((), dtype), np.ones(8, dtype)
         state = train.init(params, batch=batch)
         for _ in range(2):

@@ -10,6 +10,8 @@ from one to the other. `choose` returns the executor for a given name and mesh.
 `Rounds` takes local steps, by `FusedRounds` or `HostRounds`.
 """
 
+from pipejax._internal.communication_thread import join as join
+
 from ._choose import Executor as Executor
 from ._choose import choose as choose
 from ._codec_states import codec_states as codec_states
@@ -37,4 +39,3 @@ from ._run_exchange import make_exchange as make_exchange
 from ._run_exchange import run_at_once as run_at_once
 from ._shardings import in_flight_shardings as in_flight_shardings
 from ._shardings import state_shardings as state_shardings
-from ._thread import join as join

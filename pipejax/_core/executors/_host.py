@@ -54,6 +54,7 @@ from pipejax._core.step import (
     state_of,
     without_trainable,
 )
+from pipejax._internal.communication_thread import join, submit
 from pipejax._internal.structures import identical
 from pipejax._internal.types import CodecStates, Tree
 
@@ -61,7 +62,6 @@ from ._by_copy import reduction_mesh
 from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, OwnCollectives
 from ._programs import Programs, programs_of
-from ._thread import join, submit
 
 
 class Base(NamedTuple):

@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import valid_at_once
 from pipejax._core.step import Common, Inputs, inputs_over
+from pipejax._internal.communication_thread import submit
 
 from ._by_copy import reduction_mesh
 from ._own_collectives import OwnCollectives
 from ._round_config import RoundConfig, with_model
 from ._round_parts import KINDS, Moves, Outcome, RoundReads, StepKind, Trained
 from ._run_exchange import RunExchange, make_exchange
-from ._thread import submit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

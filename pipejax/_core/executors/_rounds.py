@@ -22,6 +22,7 @@ from pipejax._core.rounds import (
     moved,
 )
 from pipejax._core.step import Common, Inputs, check_not_donated
+from pipejax._internal.communication_thread import join
 from pipejax._internal.mesh import inner_axes, is_traced
 from pipejax._internal.round_schedule import RoundSchedule
 
@@ -33,7 +34,6 @@ from ._own_collectives import OwnCollectiveError
 from ._round_config import RoundConfig, alone, stacked, with_model
 from ._round_parts import TRAINS, Moves, Outcome, RoundReads, StepKind, Trained
 from ._steps_to_hide import steps_to_hide
-from ._thread import join
 from ._warm_up import WarmUp
 
 Item = TypeVar("Item")
@@ -240,6 +240,9 @@ def parted(
 ) -> tuple[Moves, RoundReads]:
     """Returns what a kind of step replaces and reads of a state."""
     shared, own, due = state.shared, state.own, None
+    steps = state.position.reported
+    if not isinstance(steps, jax.ShapeDtypeStruct):
+        steps = np.int32(steps)  # a copy of a state may have an array
     if number is not None:
         due = ChunkState(
             anchor=shared.anchor[number],
@@ -249,8 +252,7 @@ def parted(
     reads = RoundReads(
         number=None if number is None else np.int32(number),
         refused=None if number is None else shared.refused,
-        # A copy of a state may have arrays in place of numbers.
-        steps=None if number is None else np.int32(state.position.reported),
+        steps=None if number is None else steps,
         agreed=shared.model_state if kind.reports else None,
         form=shared.form,
     )

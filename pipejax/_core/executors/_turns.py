@@ -5,8 +5,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from pipejax._internal.communication_thread import join, submit
+
 from ._own_collectives import spans_cpu_processes
-from ._thread import join, submit
 
 
 def wait_turn(mesh: Mesh, before: Any) -> None:

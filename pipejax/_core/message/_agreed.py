@@ -52,7 +52,7 @@ def _agreed(message: Message, valid: jax.Array, axis_name: AxisName) -> Agreed:
         (bad,) = lax.pmax(bad, axis_name)
         return Agreed(valid & (bad == 0), jnp.float32(1))
     devices = axis_size(axis_name)
-    mine = jnp.arange(devices) == lax.axis_index(axis_name)
+    mine = jnp.arange(devices, dtype=jnp.int32) == lax.axis_index(axis_name)
     places = jnp.where(mine, weight, jnp.finfo(jnp.float32).min)
     found = lax.pmax(jnp.concatenate([bad, places]), axis_name)
     total = found[1:].sum()

@@ -46,8 +46,10 @@ def sliced(tree: Tree, number: ArrayLike, count: int, specs: Sequence[P] = ()) -
             if part.among:
                 place += lax.axis_index(part.among)
             for leaf, length in zip(part.of(leaves), part.lengths, strict=True):
-                vector = _padded(leaf, count * part.devices * length)
-                piece = lax.dynamic_slice(vector, (place * length,), (length,))
+                # A row is found by its number: that of an element may exceed int32.
+                rows = count * part.devices
+                matrix = _padded(leaf, rows * length).reshape(rows, length)
+                piece = lax.dynamic_index_in_dim(matrix, place, keepdims=False)
                 found.setdefault(part.dtype, []).append(piece)
         return {name: jnp.concatenate(pieces) for name, pieces in found.items()}
 
@@ -76,11 +78,11 @@ def added(
                 part.places, part.of(leaves), _columns(part, rows), strict=True
             )
             for place, leaf, piece in pieces:
-                vector = _padded(leaf, count * piece.size)
-                start = (number * piece.size,)
-                moved = lax.dynamic_slice(vector, start, piece.shape) + piece
-                vector = lax.dynamic_update_slice(vector, moved, start)
-                found[place] = vector[: leaf.size].reshape(leaf.shape)
+                shape = count, piece.size
+                matrix = _padded(leaf, count * piece.size).reshape(shape)
+                moved = lax.dynamic_index_in_dim(matrix, number) + piece[None]
+                matrix = lax.dynamic_update_index_in_dim(matrix, moved, number, 0)
+                found[place] = matrix.reshape(-1)[: leaf.size].reshape(leaf.shape)
         return [found[place] for place in range(len(leaves))]
 
     args = list(specs), _split(specs), P()

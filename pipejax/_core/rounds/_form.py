@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from pipejax._core.step import Common, check_not_donated
+from pipejax._internal.communication_thread import join
 from pipejax._internal.mesh import AxisName, auto_mesh, on_mesh, without_mesh
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.structures import of_leaves
@@ -112,6 +113,7 @@ class Form:
         if _has_shapes(chunks):
             found = jax.tree.unflatten(self.structure, self.leaves)
         else:
+            join()  # Only one thread may launch collectives.
             found = self._params(tuple(chunks))
         return self.typed(found, self.specs)
 
@@ -143,6 +145,7 @@ class Form:
             return self.typed(jax.eval_shape(mean_of_groups, tree), split)
         program = jax.jit(mean_of_groups, out_shardings=places)
         # On CPUs, no other program with collectives may run at the same time.
+        join()
         found = jax.block_until_ready(program(jax.block_until_ready(tree)))
         return self.typed(found, split)
 

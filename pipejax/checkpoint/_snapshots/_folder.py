@@ -22,7 +22,7 @@ from pipejax._internal import proofs
 _log = logging.getLogger("pipejax")
 
 _PREFIX = "pipejax-"
-_JOB = ".job"
+_JOB = "job"  # without a dot, so that `rm folder/*` removes it
 ABANDONED = 600.0
 """Seconds after its last snapshot from which a job that does not run is removed."""
 _PATIENCE = 10.0  # seconds until an earlier process of the same rank must have ended

@@ -87,6 +87,7 @@ class Keeper:
         """Begins a new attempt, whose snapshots count more than all before."""
         self._restored = True
         self.memory.attempt += 1
+        self._due = self._calls + 1
 
     def keep(self, moment: Moment) -> None:
         """Keeps the files of a snapshot until there is a newer one."""
@@ -145,6 +146,8 @@ class Keeper:
             return Point(True, self._gap)
         if self._under_way.is_alive():
             return Point(False, max(1, self._gap // 4))
+        if not self.outcomes:
+            return Point(False, 1, "a snapshot was not complete in time")
         if failed := [each.failed for each in self.outcomes if each.failed]:
             return Point(False, 1, failed[0])
         if len({each.state for each in self.outcomes}) > 1:
@@ -178,6 +181,7 @@ class Keeper:
             label, taken.meta, taken.extras, taken.own, offsets, checksums={}
         )
         stops = time.monotonic() - began
+        self.outcomes = []
         self._under_way = threading.Thread(
             target=self._complete,
             args=(self._copies, name, header, Outcome(stops, 0.0, failed)),
@@ -212,10 +216,15 @@ class Keeper:
             before.join()
         rank, holders = self.memory.rank, self.memory.holders
         try:
-            if name:
-                self._commit(name, header)
-            # A process that has failed must not keep others waiting.
-            self._messages.complete(number, name)
+            try:
+                if name:
+                    self._commit(name, header)
+            except Exception:
+                name = ""
+                raise
+            finally:
+                # A process that has failed must not keep others waiting.
+                self._messages.complete(number, name)
             for other, holder in enumerate(holders):
                 if holder == rank and name:
                     self._copy_part(other, number, {*header.offsets})

@@ -31,21 +31,24 @@ def from_memory(
     damaged: set[Source] = set()
     while True:
         moments = sources(without(keeper.memory.catalogue, damaged))
-        chosen = max((x for x in moments if wants(x.step)), default=None)
+        # An earlier attempt may have gone on from what a later one has left.
+        latest = max((x.attempt for x in moments), default=0)
+        found = (x for x in moments if x.attempt == latest and wants(x.step))
+        chosen = max(found, default=None)
         if chosen is None:
             return None
-        found = _read(keeper, choose, moments[chosen][keeper.memory.rank])
-        if isinstance(found, Saved):
+        read = _read(keeper, choose, moments[chosen][keeper.memory.rank])
+        if isinstance(read, Saved):
             keeper.keep(chosen)
             _log.info("restored step %d from %s", chosen.step, keeper.memory.path)
-            return found
-        if not found:
+            return read
+        if not read:
             _log.warning(
                 "the snapshot of step %d in %s is of other devices, and is left out",
                 *(chosen.step, keeper.memory.path),
             )
-            found = {source for each in moments[chosen] for source in each}
-        damaged |= found
+            read = {source for each in moments[chosen] for source in each}
+        damaged |= read
 
 
 def _read(keeper: Keeper, choose: Choose, own: list[Source]) -> Saved | set[Source]:

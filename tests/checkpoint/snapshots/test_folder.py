@@ -24,7 +24,8 @@ time.sleep(600)
 def test_job_keeps_its_number_as_long_as_its_checkpoints(tmp_path):
     first = job_of(tmp_path)
     assert job_of(tmp_path) == first
-    (tmp_path / ".job").unlink()
+    for path in tmp_path.glob("*"):  # as `rm folder/*` does
+        path.unlink()
     assert job_of(tmp_path) != first
 
 
@@ -32,7 +33,7 @@ def test_copied_folder_of_checkpoints_is_another_job(tmp_path):
     first = job_of(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "copy")
     assert job_of(tmp_path / "copy") != first
-    (tmp_path / ".job").rename(tmp_path / "copy" / ".job")
+    (tmp_path / "job").rename(tmp_path / "copy" / "job")
     assert job_of(tmp_path / "copy") == first
 
 

@@ -187,6 +187,20 @@ def test_size_is_stated_before_the_first_snapshot(tmp_path, memory, train, caplo
     assert any(said in record.getMessage() for record in caplog.records)
 
 
+def test_snapshot_without_outcomes_is_the_last(
+    tmp_path, memory, train, monkeypatch, caplog
+):
+    """Process 0 has waited for the others in vain."""
+    every_step(monkeypatch)
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+        state = run(manager, train, init(train), batches(2))
+        manager.keeper.settle()
+        manager.keeper.outcomes = []
+        run(manager, train, state, batches(4)[2:])
+        assert manager.keeper.off == "a snapshot was not complete in time"
+    assert "no more snapshots in" in caplog.text
+
+
 def test_snapshots_of_different_extras_are_given_up(
     tmp_path, memory, train, monkeypatch, caplog
 ):

@@ -121,3 +121,24 @@ def test_snapshot_after_a_rollback_counts_more_than_later_steps(
     with checkpoint.manager(folder, memory=memory) as manager:
         found = checkpoint.restore(manager, train, init(train))
     assert_bits_equal(host(found.state), kept)
+
+
+def test_snapshots_from_before_a_rollback_are_not_restored(
+    tmp_path, train, monkeypatch
+):
+    """The checkpoint of step 4 is newer than the snapshot of step 5."""
+    every_step(monkeypatch)
+    (tmp_path / "memory").mkdir()
+    folder, memory = tmp_path / "run", tmp_path / "memory"
+    with broken_off(folder, memory) as manager:
+        run(manager, train, init(train), batches(5), save_at=(2,))
+        state = checkpoint.restore(manager, train, init(train), 2).state
+        state = run(manager, train, state, batches(3, seed=1)[2:])
+        state, _ = train.step(state, batches(1)[0])
+        checkpoint.save(manager, state, {"step": "saved"})
+        kept = host(state)
+    with checkpoint.manager(folder, memory=memory) as manager:
+        assert manager.latest_step() == 4
+        found = checkpoint.restore(manager, train, init(train))
+    assert found.extras == {"step": "saved"}
+    assert_bits_equal(host(found.state), kept)

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pipejax._core.executors import Fused, _thread
+from pipejax._core.executors import Fused
 from pipejax._core.executors._host import Host
-from pipejax._core.executors._thread import CommunicationThread, _leave
+from pipejax._internal import communication_thread
+from pipejax._internal.communication_thread import CommunicationThread, _leave
 
-from ...helpers import wrap_exchange
-from .digits import Appending, batch_of, config_of, start
+from ..core.executors.digits import Appending, batch_of, config_of, start
+from ..helpers import wrap_exchange
 
 
 def test_thread_runs_jobs_in_order():
@@ -94,15 +95,15 @@ def test_all_train_steps_share_the_thread():
     batch, config = batch_of(1), first.config
     state, _ = first.step(start(config), batch)
     second.step(start(config), batch)
-    _thread.join()
+    communication_thread.join()
     hold = threading.Event()
-    _thread.submit(hold.wait)
+    communication_thread.submit(hold.wait)
     threading.Timer(0.2, hold.set).start()
     first.step(state, batch)
     second.step(start(config), batch)
     del first
     gc.collect()
-    _thread.join()
+    communication_thread.join()
     assert order == [*2 * ["first"], *2 * ["second"], "first", *2 * ["second"]]
 
 
@@ -118,7 +119,7 @@ def test_error_is_raised_only_in_its_own_train_step():
         broken.step(start(config), batch)
     state, _ = sound.step(start(config), batch)
     sound.drain(state)
-    _thread.join()
+    communication_thread.join()
     assert order == 2 * ["sound"]
 
 
@@ -135,11 +136,11 @@ def test_fused_step_waits_for_its_turn_on_the_thread(monkeypatch):
         return programs(*args)
 
     fused.__dict__["_programs"] = {False: launched}
-    _thread.submit(time.sleep, 0.2)
-    _thread.submit(order.append, "before")
+    communication_thread.submit(time.sleep, 0.2)
+    communication_thread.submit(order.append, "before")
     *_, info = fused.step(start(config), batch_of(1))
-    _thread.submit(lambda: order.append(info.is_ready()))
-    _thread.join()
+    communication_thread.submit(lambda: order.append(info.is_ready()))
+    communication_thread.join()
     assert order == ["before", "launched", True]
 
 
@@ -148,7 +149,7 @@ def test_fused_step_waits_for_its_turn_on_the_thread(monkeypatch):
 )
 def test_program_leaves_without_an_endless_job(monkeypatch, caplog, last, seconds):
     where = {
-        "GRACE": "_core.executors._thread.GRACE",
+        "GRACE": "_internal.communication_thread.GRACE",
         "HURRY": "_internal.leaving.HURRY",
     }[seconds]
     monkeypatch.setattr(f"pipejax.{where}", 0.05)
