@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from experiments.convergence import _show, sharpness
-from experiments.replicas._table import paired
+from experiments.replicas._table import above, paired
 from experiments.report import result
 from experiments.tables import TABLES
 from pipejax import codecs
@@ -52,6 +52,14 @@ def test_costs_of_many_replicas_are_quoted():
     yield f"it costs {four:.3f} nats with 4 replicas and {most:.3f} with 64"
     most = max(abs(nats(row, "K=2, rank 16 at once")) for row in rows)
     yield f"With rank 16 at once, every cell is within {most:.4f} nats"
+
+
+@quoted_in("docs/convergence.md")
+def test_costs_after_a_warm_up_are_quoted():
+    found = result("replicas_shakespeare")
+    cells = [above("adamw", "K=2, warm-up", count, found) for count in (4, 64)]
+    four, most = (float(cell.split()[0]) for cell in cells)
+    yield f"as long as the learning rate rises, {four:.3f} and {most:.3f}"
 
 
 @quoted_in("README.md")
