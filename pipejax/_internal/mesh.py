@@ -85,10 +85,12 @@ def data_mesh(
             " for example pj.data_mesh(axis_name=('host', 'device'))."
         )
     types = (AxisType.Auto,) * len(shape)
-    chosen = sorted(devices[:count], key=_slice_and_process)
-    if len(names) > 1 or len({*map(_slice_of, chosen)}) > 1:
-        # `jax.make_mesh` orders the devices of a TPU by its links, so that a row may
-        # have devices of several hosts. It refuses several slices.
+    chosen, two = devices[:count], len(names) > 1
+    if two:
+        # Each row has the devices of one host. `jax.make_mesh` would order those of a
+        # TPU by its links.
+        chosen = sorted(chosen, key=_slice_and_process)
+    if two or len({*map(_slice_of, chosen)}) > 1:  # which `jax.make_mesh` refuses
         return Mesh(np.array(chosen).reshape(shape), names, axis_types=types)
     return jax.make_mesh(shape, names, axis_types=types, devices=chosen)
 
