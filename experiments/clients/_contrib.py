@@ -35,7 +35,7 @@ CONTRIB = {
     "prodigy": Optimizer(lambda: contrib.prodigy(1.0, estim_lr0=0.01)),
     "reduce_on_plateau after adam": Optimizer(plateau, takes_value=True),
     "sam": Optimizer(
-        _sam, refused={"width 2 plain": "sam with weight_prediction=False"}
+        _sam, refused={"width 2 plain": "sam where gradients are applied late"}
     ),
     "schedule_free": Optimizer(
         lambda: contrib.schedule_free(optax.rmsprop(0.02), 0.02, b1=0.9)

@@ -30,7 +30,7 @@ def checksums(
     All processes must call this function with the same names and shapes. If each of
     them holds a whole copy of an array, its checksum is that of its own copy. Of an
     array that groups of devices hold, each split over its devices, it is that of the
-    first copy, or with `every_copy` of the first one that differs.
+    first copy. With `every_copy`, there are several if copies differ.
     """
     # All devices begin before the first result is fetched.
     begun = [_own_sums(array, every_copy) for array in arrays.values()]
@@ -44,8 +44,8 @@ def checksums(
     found = {}
     for (name, array), sums in zip(arrays.items(), own, strict=True):
         copies = sums[: _copies(array) if every_copy else 1]
-        (a, b) = next((x for x in copies if (x != copies[0]).any()), copies[0])
-        found[name] = f"{a:08x}{b:08x}"
+        texts = dict.fromkeys(f"{a:08x}{b:08x}" for a, b in copies)
+        found[name] = " and ".join(texts)
     return found
 
 

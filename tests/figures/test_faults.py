@@ -21,3 +21,13 @@ def test_storm_is_described():
 def test_useful_share_of_the_storm_is_quoted():
     share = 100 * JOB["goodput"]
     yield f"{RATE:.0f} faults an hour spends {share:.0f} % of its time on useful steps"
+
+
+@quoted_in("docs/benchmarks/faults.md")
+def test_healthy_jobs_are_described():
+    record = result("faults_healthy")
+    assert record["found"]["jobs"] == 1000
+    assert record["found"]["ended"] == 0
+    assert (record["cpu"]["cores"], record["load"]) == (2, 2)
+    yield f"{record['steps']} short steps on two cores, while two other programs kept"
+    yield "It ended none of these jobs"

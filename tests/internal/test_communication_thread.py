@@ -172,7 +172,7 @@ def test_program_waits_for_a_job_before_leaving():
 
 FORKS = """
 import os, sys
-from pipejax._core.executors._thread import CommunicationThread
+from pipejax._internal.communication_thread import CommunicationThread
 owner = CommunicationThread()
 owner.join()
 assert owner.submit(int, "7").result() == 7
