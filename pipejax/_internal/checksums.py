@@ -33,20 +33,23 @@ def checksums(
     first copy. With `every_copy`, there are several if copies differ.
     """
     # All devices begin before the first result is fetched.
+    copies = [_copies(x) if every_copy else 1 for x in arrays.values()]
     begun = [_own_sums(array, every_copy) for array in arrays.values()]
-    most = max((_copies(array) for array in arrays.values()), default=0)
+    most = max(copies, default=1)
     own = [_by_copy(sums, most) for sums in jax.device_get(begun)]
     if jax.process_count() > 1 and own:
         every = multihost_utils.process_allgather(np.stack(own))
         total = _total(every)
         whole = [array.is_fully_replicated for array in arrays.values()]
         own = [x if alone else y for x, y, alone in zip(own, total, whole, strict=True)]
-    found = {}
-    for (name, array), sums in zip(arrays.items(), own, strict=True):
-        copies = sums[: _copies(array) if every_copy else 1]
-        texts = dict.fromkeys(f"{a:08x}{b:08x}" for a, b in copies)
-        found[name] = " and ".join(texts)
-    return found
+    pairs = zip(own, copies, strict=True)
+    texts = (_text(sums[:count]) for sums, count in pairs)
+    return dict(zip(arrays, texts, strict=True))
+
+
+def _text(sums: np.ndarray) -> str:
+    """Returns the sums of all copies as text, and equal ones once."""
+    return " and ".join(dict.fromkeys(f"{a:08x}{b:08x}" for a, b in sums))
 
 
 def _copies(array: jax.Array) -> int:

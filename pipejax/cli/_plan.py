@@ -17,6 +17,7 @@ from ._candidates import candidates, feeds_back
 from ._command import add_command, write_json
 from ._rows import (
     about_accuracy,
+    about_delay,
     chosen,
     d_sync,
     exact,
@@ -225,7 +226,7 @@ def _summary(
         f"{gain(args.baseline)} Row {rows[0]} is D-Sync in float32, and row"
         f" {rows[1]} is the best pipelined setup that is uncompressed.",
         *about_accuracy((*ranked[: args.top], choice)),
-        *_no_delay(ranked),
+        *about_delay(ranked),
         f"With the exchange of row {rows[2]}, pipelining alone is at most"
         f" {most['synchronous']:.2f} times as fast as a synchronous step, and"
         f" {most['overlapped']:.2f} times as fast as one that overlaps its exchange"
@@ -233,16 +234,6 @@ def _summary(
         *(_hidden(each, compute, args) for each in dict.fromkeys(piped)),
         *_rounds(choice, plain),
         *_least_delay(rows[2], choice, compute, args),
-    ]
-
-
-def _no_delay(ranked: list[timing.RankedConfig]) -> list[str]:
-    """Says what to do if a synchronous step in buckets is as fast as any."""
-    if ranked[0].config.width > 1 or ranked[0].config.buckets == 1:
-        return []
-    return [
-        "Row 1 needs no delay: try width=1 first. On accelerators, XLA then starts sums"
-        " during the backward pass."
     ]
 
 

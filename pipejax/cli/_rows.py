@@ -40,6 +40,16 @@ def about_accuracy(choices: Iterable[timing.RankedConfig]) -> list[str]:
     ]
 
 
+def about_delay(ranked: list[timing.RankedConfig]) -> list[str]:
+    """Says what to do if a synchronous step in buckets is as fast as any."""
+    if ranked[0].config.width > 1 or ranked[0].config.buckets == 1:
+        return []
+    return [
+        "Row 1 needs no delay: try width=1 first. On accelerators, XLA then starts sums"
+        " during the backward pass."
+    ]
+
+
 def chosen(
     ranked: list[timing.RankedConfig], row: int | None = None
 ) -> timing.RankedConfig:

@@ -53,9 +53,9 @@ def snippet(
 
 def predicts_by_host(config: timing.TrainConfig, devices: int) -> bool:
     """Returns whether the devices of a host predict by their common mean."""
-    plain = config.width == 1 or config.shard_optimizer
-    alone = devices == 1 or plain or config.algorithm != "psum"
-    return config.levels or not alone
+    delayed = config.width > 1 and not config.shard_optimizer
+    over_both = delayed and devices > 1 and config.algorithm == "psum"
+    return config.levels or over_both
 
 
 def for_many(config: timing.TrainConfig, replicas: int) -> list[str]:

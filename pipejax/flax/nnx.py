@@ -16,12 +16,10 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 import pipejax as pj
-from pipejax._internal.jaxpr import forwarded
 from pipejax._internal.structures import paths, shapes
 
 from ._drained import check_drained
-
-Tree = dict[Any, Any]
+from ._variables import Tree, arrays, as_given, assigned, check_variables, moved
 
 
 def split(
@@ -77,10 +75,10 @@ def split(
       0.1
     """
     graph = nnx.graphdef(model)
-    _check_variables(model)
+    check_variables(model)
     parameters = inspect.signature(loss_fn).parameters
     takes_rngs = "rngs" in parameters
-    draws = takes_rngs and parameters["rngs"].default is inspect.Parameter.empty
+    needs_rngs = takes_rngs and parameters["rngs"].default is inspect.Parameter.empty
 
     def pure_loss_fn(
         params: Any,
@@ -90,7 +88,7 @@ def split(
         rng: Any = None,
         shared: Any = None,
     ) -> tuple[jax.Array, pj.Aux]:
-        if rng is None and draws:
+        if rng is None and needs_rngs:
             raise _no_rng("takes `rngs`")
 
         def run(params: Tree, model_state: Tree) -> tuple[Any, tuple[Tree, Tree]]:
@@ -102,18 +100,18 @@ def split(
                 given |= {"rngs": rngs} if takes_rngs else {}
             out = _called(loss_fn, model, batch, **given)
             _check_graph(model, graph, model_state, wrt)
-            return out, (_arrays(model, wrt), _arrays(model, nnx.Not(wrt)))
+            return out, (arrays(model, wrt), arrays(model, nnx.Not(wrt)))
 
         out, (trained, rest) = run(params, model_state)
         drawn = streams if rng is not None else set()
-        if _moved(trained, params) or _moved(rest, model_state) - drawn - averages:
+        if moved(trained, params) or moved(rest, model_state) - drawn - averages:
             # A transformation such as `nnx.remat` returns what it does not change, too.
-            trained, rest = _as_given(
+            trained, rest = as_given(
                 lambda *args: run(*args)[1], (params, model_state), (trained, rest)
             )
-        if moved := _moved(trained, params):
-            raise _assigned(moved)
-        if rng is None and _moved(rest, model_state) & streams:
+        if changed := moved(trained, params):
+            raise assigned(changed)
+        if rng is None and moved(rest, model_state) & streams:
             raise _no_rng("draws from the random streams of the model")
         # Each device has drawn from its own random streams. The next state must be the
         # same on all devices, so it keeps the streams from before the step.
@@ -123,11 +121,11 @@ def split(
         loss, aux = _loss_and_aux(out)
         return loss, aux._replace(model_state=rest)
 
-    streams = paths(_arrays(model, nnx.RngState))
-    averages = paths(_arrays(model, nnx.BatchStat))
+    streams = paths(arrays(model, nnx.RngState))
+    averages = paths(arrays(model, nnx.BatchStat))
     described: Any = pure_loss_fn
     described.__signature__ = _signature(pure_loss_fn, parameters)
-    return pure_loss_fn, _arrays(model, wrt), _arrays(model, nnx.Not(wrt))
+    return pure_loss_fn, arrays(model, wrt), arrays(model, nnx.Not(wrt))
 
 
 def opt_state(optimizer: nnx.Optimizer) -> optax.OptState:
@@ -166,27 +164,6 @@ def update(model: nnx.Module, state: pj.PipelineState | pj.LocalState) -> None:
     nnx.update(model, state.params, state.model_state or {})
 
 
-def _arrays(model: nnx.Module, only: Any) -> Tree:
-    return nnx.to_pure_dict(nnx.state(model, only), _raw)
-
-
-def _raw(variable: Any) -> Any:
-    """Returns the value of a variable as it is kept, which a read may change."""
-    is_variable = isinstance(variable, nnx.Variable)
-    return variable.get_raw_value() if is_variable else variable
-
-
-def _check_variables(model: nnx.Module) -> None:
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        if isinstance(_raw(variable), Mapping):
-            name = ".".join(map(str, path))
-            raise ValueError(
-                "`model` must hold an array, or a tuple or list of arrays, in each"
-                f" variable, because parameters are nested dicts; got a dict in {name}."
-                " Make a variable of each entry, `nnx.Dict(w=nnx.Param(w), ...)`."
-            )
-
-
 def _signature(pure_loss_fn: Any, own: Mapping[str, inspect.Parameter]) -> Any:
     """Returns the signature of a pure loss: it takes `shared` as `loss_fn` does."""
     found = inspect.signature(pure_loss_fn)
@@ -196,41 +173,6 @@ def _signature(pure_loss_fn: Any, own: Mapping[str, inspect.Parameter]) -> Any:
         if "shared" in own:
             parameters["shared"] = shared.replace(default=own["shared"].default)
     return found.replace(parameters=[*parameters.values()])
-
-
-def _moved(after: Tree, before: Tree) -> set[Any]:
-    """Returns the paths at which a pytree has other arrays than before."""
-    pairs = zip(
-        jax.tree_util.tree_leaves_with_path(after),
-        jax.tree.leaves(before),
-        strict=True,
-    )
-    return {path for (path, new), old in pairs if new is not old}
-
-
-def _as_given(run: Callable[..., Any], given: Any, found: Any) -> Any:
-    """Returns the results of `run`, with what it hands on unchanged as it was given.
-
-    The results have the form of the arguments.
-    """
-    sources = forwarded(jax.make_jaxpr(run)(*given))
-    results, structure = jax.tree.flatten(found)
-    triples = zip(results, jax.tree.leaves(given), sources, strict=True)
-    return jax.tree.unflatten(
-        structure,
-        [old if i == source else new for i, (new, old, source) in enumerate(triples)],
-    )
-
-
-def _assigned(moved: set[Any]) -> ValueError:
-    names = sorted(jax.tree_util.keystr(path) for path in moved)
-    return ValueError(
-        "`loss_fn` must leave the variables that are trained as they are, because only"
-        f" the optimizer moves them; got other values of {names}."
-        " Clip or normalize parameters in `tx`, for example by"
-        " optax.keep_params_nonnegative, and compute normalized weights without"
-        " assigning them: nnx.WeightNorm and nnx.SpectralNorm assign them."
-    )
 
 
 def _called(loss_fn: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -294,7 +236,7 @@ def _no_rng(what: str) -> ValueError:
 def _check_graph(model: nnx.Module, graph: Any, before: Tree, wrt: Any) -> None:
     if nnx.graphdef(model) == graph:
         return
-    old, new = shapes(before).keys(), shapes(_arrays(model, nnx.Not(wrt))).keys()
+    old, new = shapes(before).keys(), shapes(arrays(model, nnx.Not(wrt))).keys()
     found = [f"a new variable model{path}" for path in sorted(new - old)]
     found += [f"a lost variable model{path}" for path in sorted(old - new)]
     raise ValueError(

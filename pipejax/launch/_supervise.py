@@ -59,7 +59,7 @@ def supervise(
         # A signal is for all processes, so they get it at once. After a failure, the
         # others may still notice it by themselves and save, and so are asked only after
         # `grace`.
-        if not received and not _wait(children, grace, received) and not received:
+        if not _wait(children, grace, received) and not received:
             _send(children, signal.SIGTERM)
             _wait(children, grace, received)
         if received:

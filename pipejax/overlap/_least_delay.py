@@ -91,9 +91,9 @@ def least_delay(
     params = state.trainable.whole_params
     leaves, structure = jax.tree.flatten(params)
     # A frozen parameter has no gradient, and sends nothing: its time is `None`.
-    pairs = jax.tree.map(lambda _, time: (time is not None, time or 0.0), params, ready)
-    found = jax.tree.leaves(pairs)
-    sent, times = found[::2], [compute * time for time in found[1::2]]
+    trained = jax.tree.map(lambda _, time: time is not None, params, ready)
+    ends = jax.tree.map(lambda _, time: compute * (time or 0.0), params, ready)
+    sent, times = jax.tree.leaves(trained), jax.tree.leaves(ends)
     sizes = np.array([leaf.size * leaf.dtype.itemsize for leaf in leaves]) * sent
     seconds = exchange * sizes / max(sizes.sum(), 1)
     return jax.tree.unflatten(structure, fewest(times, seconds.tolist(), compute))

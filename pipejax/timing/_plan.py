@@ -47,11 +47,11 @@ def plan(
     over all devices (`flat`) and between hosts (`hierarchical`).
 
     Ways whose step times differ by at most 1 % are ranked by simplicity: first the
-    smaller width, then fewer buckets, then the codec that drops fewer bits, and at last
-    the shorter exchange. Precision is therefore not given up without a gain in time.
-    Before the last, an algorithm over all devices comes before a hierarchical one at
-    width 1, and after it with a delay: the devices of a host then predict by their
-    common mean, and a codec encodes less often.
+    smaller width, then fewer buckets, then the codec that drops fewer bits, then the
+    number of levels, and at last the shorter exchange. Precision is therefore not given
+    up without a gain in time. At width 1, an algorithm over all devices comes before a
+    hierarchical one. With a delay, it comes after it: in two levels, the devices of a
+    host predict by their common mean, and a codec encodes less often.
 
     Args:
       cluster: The cluster with its speeds, including those of all `codecs`.
@@ -231,15 +231,14 @@ def _known(
 
 def ranked(choices: Sequence[RankedConfig]) -> list[RankedConfig]:
     """Sorts by step time, and by simplicity where step times count as equal."""
-    # With several devices on a host, they predict by their common mean in an exchange
-    # of two levels, which also encodes less often. Without a delay, one is simpler.
-    several = any(choice.config.levels for choice in choices)
 
     def simplicity(choice: RankedConfig) -> tuple[float, ...]:
         config, total = choice.config, choice.exchange.total
         steps = config.width, config.sync_every, config.buckets
-        alone = several and config.width > 1 and not config.levels
-        return *steps, choice.dropped, alone, config.levels, total
+        # Without a delay, one level is simpler. With one, devices of a host predict by
+        # their common mean in an exchange of two, which also encodes less often.
+        worse = config.levels == (config.width == 1)
+        return *steps, choice.dropped, worse, total
 
     # Each group reaches from its fastest way to ways that are 1 % slower. A chain of
     # nearly equal ways is therefore cut, and never spans more than that.

@@ -31,7 +31,7 @@ def shard_optimizer(
     travel beside parameters of 32, as under AdamW.
 
     Args:
-      choices: Ways to train, as `plan` returns them.
+      choices: All ways to train that `plan` returns.
       compute: The compute times f, b and u of a step that `plan` was given.
       devices: The number p of devices over which the optimizer is sharded.
       one_core: As `plan` was given. The host executor, which CPUs have, then runs the
@@ -42,7 +42,8 @@ def shard_optimizer(
       `plan` ranks them.
 
     Raises:
-      ValueError: If `devices` is not a whole number above 0.
+      ValueError: If `devices` is not a whole number above 0, or if `choices` hold a
+        way with a codec, and not the same one without.
 
     Examples:
       >>> import pipejax as pj
@@ -64,10 +65,16 @@ def shard_optimizer(
     own, found = compute.sharded(devices), []
     exact = {x.config: x.exchange for x in choices if x.config.codec is None}
     for choice in choices:
+        if not _has_halves(choice.config, devices):
+            continue
         config = choice.config._replace(shard_optimizer=True)
         second = exact.get(choice.config._replace(codec=None))
-        if not _has_halves(choice.config, devices) or second is None:
-            continue
+        if second is None:
+            raise ValueError(
+                "`choices` must hold each way with a codec also without it, because a"
+                f" codec encodes one half of the exchange alone; got {choice.config}."
+                " Give all ways that `plan` returns."
+            )
         exchange = of_halves(choice.exchange, second, slopes=config.width > 1)
         slack = None
         if config.width > 1 and not one_core:

@@ -1,6 +1,7 @@
 """Places the same arrays in all groups of devices, and checks that they are."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from pipejax._core.executors import StepConfig
 from pipejax._internal.checksums import sums
 from pipejax._internal.keys import is_key
-from pipejax._internal.mesh import inner_axes, is_traced
+from pipejax._internal.mesh import axes, inner_axes, is_traced
 from pipejax._internal.shards import on_shards, split_axes
 from pipejax._internal.structures import containers
 from pipejax._internal.types import Leaf, Tree
@@ -66,25 +67,12 @@ def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(placed)
     leaves = [x for x in leaves if isinstance(x[1], jax.Array)]
     leaves = [x for x in leaves if not x[1].sharding.is_fully_replicated]
-    if not leaves:
-        return
     specs = [leaf.sharding.spec for _, leaf in leaves]
-    inner = inner_axes(config.mesh, config.axis_name)
-
-    def differ(shards: list[jax.Array]) -> jax.Array:
-        """Returns for each array whether any device has another shard than others."""
-        own = jnp.stack([sums(shard) for shard in shards])
-        least, most = (f(own, config.axis_name) for f in (lax.pmin, lax.pmax))
-        differs = (least != most).any(axis=1).astype(jnp.int32)
-        return lax.psum(differs, inner) > 0
-
-    def local(arrays: list[jax.Array]) -> jax.Array:
-        return on_shards(differ, (specs,), P())(arrays)
-
-    program = jax.jit(config.on_mesh(local, P(), P()))
-    found = jax.device_get(program([leaf for _, leaf in leaves]))
-    if found.any():
-        path = leaves[int(np.flatnonzero(found)[0])][0]
+    between = [axes(config.axis_name)] * len(leaves)
+    arrays = [leaf for _, leaf in leaves]
+    place = _first_differing(arrays, specs, between, config, P())
+    if place is not None:
+        path = leaves[place][0]
         raise ValueError(
             f"`{path[0].key}{jax.tree_util.keystr(path[1:])}` must be the same in every"
             f" group, along {config.axis_name!r}; got other values in some. Make it"
@@ -98,33 +86,51 @@ def check_same_inside(batch: Tree, specs: tuple[P, ...], config: StepConfig) -> 
     `specs` says how groups split the arrays.
     """
     leaves = jax.tree_util.tree_leaves_with_path(batch)
+    arrays = [random.key_data(x) if is_key(x) else x for _, x in leaves]
     mesh, inner = config.mesh, inner_axes(config.mesh, config.axis_name)
+    splits = [split_axes(spec, mesh.shape) for spec in specs]
+    between = [tuple(name for name in inner if name not in split) for split in splits]
+    place = _first_differing(arrays, specs, between, config, P(config.axis_name))
+    if place is not None:
+        raise ValueError(
+            f"`batch{jax.tree_util.keystr(leaves[place][0])}` must have the same"
+            " examples on all processes of a group of devices, because the group"
+            " computes with them together; got other examples on some. Split them"
+            " inside the group, too, with `train.batch(part, axis_name=...)` and all"
+            " axes over which the group may split examples, or give all processes of a"
+            " group the same part."
+        )
 
-    def differs(shard: jax.Array, spec: P) -> jax.Array:
-        own, split = sums(shard), split_axes(spec, mesh.shape)
-        copies = tuple(name for name in inner if name not in split)
-        least, most = (f(own, copies) for f in (lax.pmin, lax.pmax))
-        return (least != most).any()
+
+def _first_differing(
+    arrays: Sequence[jax.Array],
+    specs: Sequence[P],
+    between: Sequence[tuple[str, ...]],
+    config: StepConfig,
+    of_data: P,
+) -> int | None:
+    """Returns the place of the first array of which devices hold other bits, or `None`.
+
+    `specs` says how a group splits each array over inner axes, and `of_data` how all
+    are split over the axes of the data. Along the axes `between`, devices have copies.
+    """
+    if not arrays:
+        return None
+
+    def differs(shard: jax.Array, names: tuple[str, ...]) -> jax.Array:
+        own = sums(shard)
+        return (lax.pmin(own, names) != lax.pmax(own, names)).any()
 
     def differ(shards: list[jax.Array]) -> jax.Array:
-        found = jnp.stack([*map(differs, shards, specs)]).astype(jnp.int32)
-        return lax.psum(found, mesh.axis_names) > 0
+        found = jnp.stack([*map(differs, shards, between)]).astype(jnp.int32)
+        return lax.psum(found, config.mesh.axis_names) > 0
 
     def local(arrays: list[jax.Array]) -> jax.Array:
         return on_shards(differ, (list(specs),), P())(arrays)
 
-    program = jax.jit(config.on_mesh(local, P(config.axis_name), P()))
-    arrays = [random.key_data(x) if is_key(x) else x for _, x in leaves]
-    found = jax.device_get(program(arrays))
-    if found.any():
-        path = leaves[int(np.flatnonzero(found)[0])][0]
-        raise ValueError(
-            f"`batch{jax.tree_util.keystr(path)}` must have the same examples on all"
-            " processes of a group of devices, because the group computes with them"
-            " together; got other examples on some. Split them inside the group, too,"
-            " with `train.batch(part, axis_name=...)` and all axes over which the group"
-            " may split examples, or give all processes of a group the same part."
-        )
+    program = jax.jit(config.on_mesh(local, of_data, P()))
+    found = jax.device_get(program([*arrays]))
+    return int(np.flatnonzero(found)[0]) if found.any() else None
 
 
 def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:

@@ -1,6 +1,8 @@
 """Tests what the documents say about a storm of faults."""
 
 from experiments.report import result
+from pipejax._internal import fault_rate
+from pipejax.checkpoint._snapshots import _pace
 
 from .quoted import quoted_in
 
@@ -15,6 +17,16 @@ def test_storm_is_described():
     minutes, without = JOB["seconds"] / 60, 100 * CELL["without_faults"]["goodput"]
     yield f"had {COUNT} faults in {minutes:.0f} minutes, {RATE:.0f} an hour"
     yield f"a job without faults, which spent {without:.0f} % of its time on useful"
+
+
+@quoted_in("docs/faults.md")
+def test_time_between_snapshots_at_one_fault_a_day_is_quoted():
+    cell = result("snapshot_cost")["cells"][-1]
+    assert round(24 * fault_rate.SELDOM) == 1
+    costs = cell["stop"], cell["beside"]
+    seconds = _pace.steps_between(*costs, 1.0, fault_rate.SELDOM)  # steps of a second
+    size = cell["bytes"] / 1e9
+    yield f"one a day at first: for {size:.1f} GB, every {seconds / 60:.0f} minutes"
 
 
 @quoted_in("CHANGELOG.md")

@@ -44,6 +44,13 @@ def ends(race, what="accuracy"):
     }
 
 
+@quoted_in("README.md", "docs/benchmarks/speed.md")
+def test_size_of_the_wide_model_is_quoted():
+    cells = result("speedup")["cells"]
+    (elements,) = {x["elements"] for x in cells if x["problem"]["model"] == "wide_mlp"}
+    yield f"{1e-6 * elements:.1f} million parameters"
+
+
 @quoted_in("README.md")
 def test_race_is_quoted():
     """Accuracies are equal to half a point."""

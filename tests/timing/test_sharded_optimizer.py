@@ -43,7 +43,7 @@ def test_sharded_optimizer_on_one_core_takes_a_pipelined_step():
     own = timing.Compute(1.0, 2.0, update=0.1)
     wanted = timing.pipelined_step_time(own, found.exchange, one_core=True)
     assert found.step == wanted == pytest.approx(3.2 + 1.125 * 0.5)
-    assert found.reason.startswith("hidden behind compute that is 662.5 ms longer")
+    assert found.reason == "hidden behind compute that is 662.5 ms longer, 10% slack"
 
 
 def test_codec_of_a_sharded_optimizer_encodes_the_first_half():
@@ -118,3 +118,9 @@ def test_low_rank_codec_is_left_out_of_a_sharded_optimizer():
 def test_optimizer_shared_by_no_device_is_refused(devices):
     with pytest.raises(ValueError, match=r"^`devices` must be a whole number above 0"):
         timing.shard_optimizer([], COMPUTE, devices)
+
+
+def test_way_without_its_uncompressed_twin_is_refused():
+    coded = way(1.0, timing.TrainConfig(2, "ring", "int8"))
+    with pytest.raises(ValueError, match=r"`choices` must hold each way with a codec"):
+        timing.shard_optimizer([coded], COMPUTE, 4)

@@ -136,3 +136,15 @@ def test_several_keys_give_the_same_draws_as_each_alone(executor, microbatches):
     # float32 rounding of a sum of two numbers below 4, averaged over four parts
     wanted = metrics(keys["a"]) + metrics(keys["b"][0])
     np.testing.assert_allclose(metrics(keys), wanted, rtol=0, atol=4 * 4 * 2**-24)
+
+
+def test_state_at_width_2_has_four_copies_and_one_for_each_device():
+    """Parameters, two moments, the last mean, and a gradient of each device."""
+    params = {"w": np.zeros((64, 64), np.float32)}
+    train = pj.make_train_step(
+        lambda params, x: (x @ params["w"]).mean(),
+        optax.adamw(1e-3),
+        mesh=pj.data_mesh(4),
+    )
+    sizes = [leaf.size for leaf in jax.tree.leaves(train.init(params))]
+    assert sum(size for size in sizes if size >= 64 * 64) == (4 + 4) * 64 * 64

@@ -11,7 +11,13 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, Reduced, Valid, on_shards_of
-from pipejax._internal.mesh import AxisName, axes, inner_axes, on_mesh
+from pipejax._internal.mesh import (
+    AxisName,
+    axes,
+    inner_axes,
+    on_mesh,
+    processes_of_groups,
+)
 from pipejax._internal.shards import UNSHARDED, copies_of
 from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Grouped
@@ -93,8 +99,7 @@ def groups_in_processes(mesh: Mesh, axis_name: AxisName) -> bool:
     """Returns whether every process has a whole group of several CPU devices."""
     if not mesh.is_multi_process or not inner_axes(mesh, axis_name):
         return False
-    columns = np.stack([x.devices.flatten() for x in _by_shard(mesh, axis_name)])
-    return all(len({d.process_index for d in group}) == 1 for group in columns.T)
+    return all(len(x) == 1 for x in processes_of_groups(mesh, axis_name))
 
 
 def _by_shard(mesh: Mesh, axis_name: AxisName) -> list[Mesh]:

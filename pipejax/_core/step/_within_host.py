@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from pipejax._core.message import Message
-from pipejax._internal.mesh import AxisName, axes
+from pipejax._internal.mesh import AxisName, axes, processes_of_groups
 from pipejax._internal.ravel import working_dtype
 
 
@@ -27,9 +27,8 @@ def device_axis(mesh: Mesh, axis_name: AxisName) -> str | None:
         return None
     if mesh.devices.flat[0].platform != "cpu":
         return names[1]
-    place = mesh.axis_names.index(names[1])
-    by_host = mesh.devices.swapaxes(place, -1).reshape(-1, mesh.shape[names[1]])
-    within = all(len({device.process_index for device in row}) == 1 for row in by_host)
+    others = tuple(name for name in mesh.axis_names if name != names[1])
+    within = all(len(x) == 1 for x in processes_of_groups(mesh, others))
     return names[1] if within else None
 
 

@@ -216,15 +216,14 @@ class Keeper:
             before.join()
         rank, holders = self.memory.rank, self.memory.holders
         try:
+            committed = ""
             try:
                 if name:
                     self._commit(name, header)
-            except Exception:
-                name = ""
-                raise
+                    committed = name
             finally:
                 # A process that has failed must not keep others waiting.
-                self._messages.complete(number, name)
+                self._messages.complete(number, committed)
             for other, holder in enumerate(holders):
                 if holder == rank and name:
                     self._copy_part(other, number, {*header.offsets})

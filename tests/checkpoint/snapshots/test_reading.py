@@ -1,5 +1,6 @@
 """Tests which snapshot is restored, if files are missing or damaged."""
 
+import contextlib
 import logging
 
 import pytest
@@ -105,16 +106,26 @@ def test_snapshot_of_the_same_manager_is_restored(tmp_path, train, monkeypatch):
         assert checkpoint.restore(manager, train, init(train), 4).extras == {"step": 4}
 
 
-def test_snapshot_after_a_rollback_counts_more_than_later_steps(
-    tmp_path, train, monkeypatch
-):
+@contextlib.contextmanager
+def rolled_back(folder, memory, train, monkeypatch):
+    """Yields a manager and a state of step 3, after a return from step 5 to step 2.
+
+    There are a checkpoint of step 2, a snapshot of step 5 from before the return, and
+    one of step 3 from after it.
+    """
     every_step(monkeypatch)
-    (tmp_path / "memory").mkdir()
-    folder, memory = tmp_path / "run", tmp_path / "memory"
+    memory.mkdir()
     with broken_off(folder, memory) as manager:
         run(manager, train, init(train), batches(5), save_at=(2,))
         state = checkpoint.restore(manager, train, init(train), 2).state
-        state = run(manager, train, state, batches(3, seed=1)[2:])
+        yield manager, run(manager, train, state, batches(3, seed=1)[2:])
+
+
+def test_snapshot_after_a_rollback_counts_more_than_later_steps(
+    tmp_path, train, monkeypatch
+):
+    folder, memory = tmp_path / "run", tmp_path / "memory"
+    with rolled_back(folder, memory, train, monkeypatch) as (manager, state):
         kept = host(state)
         found = checkpoint.restore(manager, train, init(train))
         assert_bits_equal(host(found.state), kept)
@@ -127,13 +138,8 @@ def test_snapshots_from_before_a_rollback_are_not_restored(
     tmp_path, train, monkeypatch
 ):
     """The checkpoint of step 4 is newer than the snapshot of step 5."""
-    every_step(monkeypatch)
-    (tmp_path / "memory").mkdir()
     folder, memory = tmp_path / "run", tmp_path / "memory"
-    with broken_off(folder, memory) as manager:
-        run(manager, train, init(train), batches(5), save_at=(2,))
-        state = checkpoint.restore(manager, train, init(train), 2).state
-        state = run(manager, train, state, batches(3, seed=1)[2:])
+    with rolled_back(folder, memory, train, monkeypatch) as (manager, state):
         state, _ = train.step(state, batches(1)[0])
         checkpoint.save(manager, state, {"step": "saved"})
         kept = host(state)
