@@ -14,8 +14,9 @@ GRACE = 5.0
 HEARD = 1.0
 # Seconds in which a process whose connection has closed can say that it lives.
 CLOSED = 0.7
-# A process is silent after this many of its steps, but not before so many seconds.
-STEPS, LEAST = 20, 2.0
+# A process is silent after so many of its steps, and so many times the delay of its
+# reports, but not before so many seconds.
+STEPS, DELAYS, LEAST = 20, 5, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,11 @@ class ProcessReport:
     pace: float = 0.0  # seconds of its longest recent step; 0 if that is not known yet
     cut: bool = False  # whether its connection to process 0 has closed while it lives
 
+    @property
+    def regular(self) -> bool:
+        """Whether the process takes its steps regularly, and does nothing else."""
+        return self.pace > 0.0 and not self.busy
+
     def __str__(self) -> str:
         return f"process {self.rank} on {self.host}"
 
@@ -57,6 +63,7 @@ class Seen(NamedTuple):
     report: ProcessReport
     age: float  # seconds since it was first seen, by the clock of the one that sees it
     closed: float = 0.0  # seconds since the connection to the process has closed
+    late: float = 0.0  # the most seconds by which a recent report came too late
 
 
 def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str:
@@ -126,17 +133,19 @@ def silence(seen: Sequence[Seen], limit: float) -> str:
 
 
 def _is_silent(seen: Seen, limit: float) -> bool:
-    return seen.closed > min(CLOSED, limit) or seen.age > patience(seen.report, limit)
+    return seen.closed > min(CLOSED, limit) or seen.age > patience(seen, limit)
 
 
-def patience(report: ProcessReport, limit: float) -> float:
+def patience(seen: Seen, limit: float) -> float:
     """Returns the seconds without a report after which a process is silent.
 
-    A process that takes its steps regularly, and does nothing else, is expected to
-    report as regularly.
+    A process that takes its steps regularly is expected to report as regularly. Where
+    other programs keep the cores busy, its reports come late, and one of them may come
+    much later than those before it (see Hayashibara et al., "The phi accrual failure
+    detector", 2004).
     """
-    regular = report.pace > 0.0 and not report.busy
-    return min(limit, max(LEAST, STEPS * report.pace)) if regular else limit
+    expected = max(LEAST, STEPS * seen.report.pace, DELAYS * seen.late)
+    return min(limit, expected) if seen.report.regular else limit
 
 
 def _standstill(report: ProcessReport) -> str:

@@ -1,6 +1,6 @@
 """Entries that the watchdogs of a job share in the key-value store of JAX's runtime.
 
-Every process posts a `ProcessReport` once a second. A diagnosis is a text that
+Every process posts a `ProcessReport` twice a second. A diagnosis is a text that
 names the process at fault.
 """
 

@@ -29,6 +29,7 @@ from ._diagnose import (
     patience,
     silence,
 )
+from ._heard import Heard
 from ._kv_store import KeyValueStore
 
 FAULT = 75
@@ -77,11 +78,10 @@ class Monitor:
         self._host = socket.gethostname()
         self._contact = time.monotonic()
         self._inside = self.progress.since
-        self._newest: dict[int, tuple[ProcessReport, float]] = {}
+        self._heard = Heard()
         self._diagnosis = ""
         self._found = ""
-        self._closed: dict[int, float] = {}  # when each connection closed, by rank
-        self._cut = False  # whether that to process 0 has closed
+        self._cut = False  # whether the connection to process 0 has closed
         self._hurry = threading.Event()
         self._put_off_at = 0.0
         self._save_failed: tuple[BaseException | None, float] = (None, 0.0)
@@ -118,7 +118,8 @@ class Monitor:
                     self.store.publish(self.rank, self._found)
                 # Process 0 diagnoses all. The others check only that process 0 is
                 # alive, so that n processes read 2 n reports a second, and not n^2.
-                self._note(self.store.reports(None if self.rank == 0 else 0))
+                reports = self.store.reports(None if self.rank == 0 else 0)
+                self._heard.note(reports, PERIOD)
                 self._diagnosis = self.store.diagnosis()
                 self._contact = time.monotonic()
             self._hurry.wait(PERIOD)
@@ -133,7 +134,8 @@ class Monitor:
             # If this process was held up, count all silence anew. The shortest silence
             # of a fault must be longer.
             if time.monotonic() - looked > LEAST / 2:
-                self._forgive()
+                self._contact = time.monotonic()
+                self._heard.forgive()
             looked = time.monotonic()
             self._look_at_connections()
             cut_off = time.monotonic() - self._contact
@@ -153,9 +155,9 @@ class Monitor:
         faulthandler.cancel_dump_traceback_later()
 
     def _look_at_connections(self) -> None:
-        now, closed = time.monotonic(), _liveness.closed()
+        closed = _liveness.closed()
         if self.rank == 0:
-            self._closed = {rank: self._closed.get(rank, now) for rank in closed}
+            self._heard.close(closed)
             return
         self._diagnosis = self._diagnosis or _liveness.received()
         if not self._cut and 0 in closed:
@@ -181,9 +183,9 @@ class Monitor:
             # A silent process hears no diagnosis, so process 0 does not wait for it.
             # After about `limit` it does: the process may be printing its stacks, see
             # `_put_off`.
-            now, most = time.monotonic(), self.limit + 2 * PERIOD - _LAST
-            newest = self._newest.copy().items()
-            _liveness.leave_out({x for x, (_, at) in newest if LEAST < now - at < most})
+            most = self.limit + 2 * PERIOD - _LAST
+            seen = self._heard.seen()
+            _liveness.leave_out({x.report.rank for x in seen if LEAST < x.age < most})
         self.end(self.rank, diagnosis)
 
     def _report(self, count: int, over: bool) -> ProcessReport:
@@ -232,52 +234,32 @@ class Monitor:
             return described(error), lasts
         return self.progress.failed, now - self.progress.since
 
-    def _note(self, reports: list[ProcessReport]) -> None:
-        for report in reports:
-            before = self._newest.get(report.rank)
-            # Ages are by the clock of this process, because clocks of hosts differ.
-            if before is None or before[0].count != report.count:
-                self._newest[report.rank] = report, time.monotonic()
-
-    def _forgive(self) -> None:
-        self._contact = time.monotonic()
-        for rank, (report, _) in self._newest.copy().items():
-            self._newest[rank] = report, self._contact
-
     def _diagnosed(self) -> str:
-        now = time.monotonic()
-        seen = [
-            Seen(report, now - heard, self._closed_for(report, now))
-            for report, heard in self._newest.copy().values()
-        ]
+        seen = self._heard.seen()
         if self.rank:  # process 0 diagnoses first
             limit, mine = self.limit + GRACE, self.progress
-            waits = not (mine.busy or mine.finished) and now - mine.since > limit
-            if not seen and waits:
+            waits = not (mine.busy or mine.finished)
+            if not seen and waits and time.monotonic() - mine.since > limit:
                 return "process 0 has not entered its `Watchdog`"
             return silence(seen, limit)
-        absent = set(range(self.processes)) - self._newest.keys()
+        absent = set(range(self.processes)) - {each.report.rank for each in seen}
         return diagnose(seen, absent, self.limit)
 
     def _patience(self) -> float:
         """Returns the seconds without contact after which this process ends."""
-        progress = self.progress
         mine = ProcessReport(
-            self.rank, self._host, busy=progress.busy, pace=self._pace()
+            self.rank, self._host, busy=self.progress.busy, pace=self._pace()
         )
         # Process 0 diagnoses first.
-        return patience(mine, self.limit) + 2 * PERIOD
-
-    def _closed_for(self, report: ProcessReport, now: float) -> float:
-        closed = self._closed.get(report.rank)
-        return 0.0 if closed is None or report.cut else now - closed
+        late = self._heard.late(0)
+        return patience(Seen(mine, 0.0, late=late), self.limit) + 2 * PERIOD
 
     def _is_over(self) -> bool:
-        newest = [report for report, _ in self._newest.values()]
+        reports = [each.report for each in self._heard.seen()]
         if self.rank:
-            return self.progress.finished and any(report.over for report in newest)
-        all_here = len(newest) == self.processes
-        return all_here and all(report.finished for report in newest)
+            return self.progress.finished and any(report.over for report in reports)
+        all_here = len(reports) == self.processes
+        return all_here and all(report.finished for report in reports)
 
 
 def described(error: BaseException) -> str:

@@ -50,8 +50,9 @@ class Watchdog:
     2. Process 0 diagnoses the reports of all processes. It also sees the kernel close
        the connection of a process that ends, if `initialize` has joined the processes.
        The other processes check that process 0 still reports. A process is silent after
-       `limit` seconds without a report, or, if it takes steps, after 20 times the
-       longest of the last 20, if that is less than `limit`, but not before 2 seconds.
+       `limit` seconds without a report. If it takes steps, it is silent after 20 times
+       the longest of the last 20, or five times the longest delay of its last 40
+       reports, if the longer of the two is less than `limit`, but not before 2 seconds.
     3. When a process is at fault, every process prints the rank, host and step of that
        process, and the stack of the thread that calls `step` if it stands still. Every
        process exits with status 75, `pj.launch.FAULT`, soon after the limit, or about a

@@ -6,6 +6,7 @@ import pytest
 
 from pipejax.launch._diagnose import (
     CLOSED,
+    DELAYS,
     GRACE,
     HEARD,
     LEAST,
@@ -22,6 +23,11 @@ def seen(rank, age=0.5, **changes):
     """Returns a process in its third step that waits for others."""
     report = ProcessReport(rank, f"host{rank}", count=9, step=3, since=1.0)
     return Seen(dataclasses.replace(report, **changes), age)
+
+
+def late(each, seconds):
+    """Returns a process one of whose last reports came too late."""
+    return each._replace(late=seconds)
 
 
 def closed(each, seconds):
@@ -58,6 +64,8 @@ def stuck(rank, **changes):
         [seen(0), seen(1, age=LEAST, pace=0.001)],
         [seen(0), seen(1, age=STEPS * 0.5, pace=0.5)],
         [seen(0), seen(1, age=LIMIT, pace=LIMIT)],
+        [seen(0), late(seen(1, age=DELAYS * 0.8, pace=0.001), 0.8)],
+        [seen(0), late(seen(1, age=LIMIT, pace=0.001), LIMIT)],
         # A process that has left in good order need not send reports or make progress.
         [seen(0), seen(1, age=999.0, finished=True)],
         [seen(0), stuck(1, finished=True)],
@@ -89,6 +97,14 @@ def test_healthy_processes_have_no_diagnosis(fine):
         (
             [seen(0), seen(1, age=STEPS * 0.5 + 0.1, pace=0.5)],
             "process 1 on host1 has said nothing for 10.1 s, last at step 3",
+        ),
+        (
+            [seen(0), late(seen(1, age=DELAYS * 0.8 + 0.1, pace=0.001), 0.8)],
+            "process 1 on host1 has said nothing for 4.1 s, last at step 3",
+        ),
+        (
+            [seen(0), late(seen(1, age=LEAST + 0.1, pace=0.001), 0.1)],
+            "process 1 on host1 has said nothing for 2.1 s, last at step 3",
         ),
         # A process fails if another process closes its connection, and that one is at
         # fault.

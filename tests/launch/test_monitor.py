@@ -260,9 +260,6 @@ def test_living_process_reports_its_closed_connection(lifeline):
     monitor.start()
     there.close()
     until(lambda: any(report.cut for report in store.reports(1)))
-    first = _monitor.Monitor(store, 0, 2, 60.0, progress, lambda *_: None)
-    first._closed = {1: time.monotonic() - 9.0}
-    assert first._closed_for(store.reports(1)[0], time.monotonic()) == 0.0
     assert left(monitor, progress)
 
 
@@ -285,7 +282,7 @@ def test_monitor_held_up_for_a_moment_counts_silence_anew(monkeypatch):
     progress = _monitor.Progress(since=clock[0])
     store = KeyValueStore(Store())
     monitor = _monitor.Monitor(store, 0, 2, 60.0, progress, diagnoses.setdefault)
-    monitor._note([ProcessReport(1, "host1", step=30, pace=0.01)])
+    monitor._heard.note([ProcessReport(1, "host1", step=30, pace=0.01)], 0.5)
     waits = iter([0.05] * 3 + [4.0] + [0.05] * 3)
 
     def wait(seconds):
