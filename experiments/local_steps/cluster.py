@@ -95,9 +95,9 @@ def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
 
 def share(compute: list[float], steps: list[float]) -> str:
     """Returns a compute utilisation as text, with its range over rounds."""
-    least, *_, most = sorted(a / b for a, b in zip(compute, steps, strict=True))
-    middle = statistics.median(compute) / statistics.median(steps)
-    return f"{middle:.2f} ({least:.2f} - {most:.2f})"
+    shares = [a / b for a, b in zip(compute, steps, strict=True)]
+    middle = statistics.median(shares)
+    return f"{middle:.2f} ({min(shares):.2f} - {max(shares):.2f})"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ The loss function alone sees the types of the mesh.
 import contextlib
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -106,9 +107,16 @@ def _slice_and_process(device: Any) -> tuple[int, int]:
 def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
     """Returns the shape of a mesh in which each row has the devices of one host."""
     if hosts is None:
-        slices = {*map(_slice_of, devices)}
-        processes = {device.process_index for device in devices}
-        hosts = len(slices if len(slices) > 1 else processes)
+        places = Counter(map(_slice_of, devices))
+        if len(places) == 1:
+            places = Counter(device.process_index for device in devices)
+        if len({*places.values()}) > 1:
+            raise ValueError(
+                "`hosts` must be given where processes or slices do not have equally"
+                f" many devices, got None with {dict(places)}. Say how many rows of"
+                " devices the mesh has."
+            )
+        hosts = len(places)
     if hosts < 1 or len(devices) % hosts:
         raise ValueError(
             f"`hosts` must divide the {len(devices)} devices into equal parts, got"

@@ -12,8 +12,8 @@ measured there, or sends about as many bytes as one of these.
 """
 _WITH_PREDICTION = ("int8", "truncate")
 # The codecs with which pipelined steps with weight prediction by own gradients have
-# been compared with synchronous training, in `two_shot`. See
-# docs/benchmarks/compression.md.
+# been compared with synchronous training, in `ring`, which encodes a value more often
+# than `two_shot`. See docs/benchmarks/speed.md.
 
 
 def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
@@ -35,7 +35,8 @@ def is_measured(config: timing.TrainConfig) -> bool:
     if config.codec is None or (config.width == 1 and not config.sync_every):
         return True
     plain = not (config.sync_every or config.shard_optimizer)
-    return plain and config.algorithm == "two_shot" and config.codec in _WITH_PREDICTION
+    alike = config.algorithm in ("ring", "two_shot")
+    return plain and alike and config.codec in _WITH_PREDICTION
 
 
 def _fed(name: str, codec: codecs.Codec) -> bool:

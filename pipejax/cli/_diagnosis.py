@@ -9,7 +9,7 @@ from pipejax.overlap import Measurement
 
 from ._model import Model
 from ._rows import about_accuracy, chosen, exact, gain, said
-from ._snippet import for_many, snippet
+from ._snippet import about_predictions, snippet
 
 SHORT = 1.05
 """The smallest `Measurement.ceiling` at which the hidden share can be measured."""
@@ -72,7 +72,7 @@ class Advice(NamedTuple):
                 *(f"{name:<14}{said(choice)}" for name, choice in shown.items()),
                 gain(),
                 *about_accuracy(shown.values()),
-                *for_many(shown["recommended"].config, self.replicas),
+                *about_predictions(shown["recommended"].config, self.replicas),
                 "",
                 snippet(shown["recommended"].config),
                 *self._least_delay(),

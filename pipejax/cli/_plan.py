@@ -27,7 +27,7 @@ from ._rows import (
     number,
     synchronous,
 )
-from ._snippet import for_many, predicts_by_host, snippet
+from ._snippet import about_predictions, predicts_by_host, snippet
 from ._units import COMPUTE_MS, MOST, check, count
 from ._usage import UsageError, in_one_line
 
@@ -140,7 +140,10 @@ def run(args: argparse.Namespace) -> int:
     parts = [
         [*notes, *_about(known)],
         lines(ranked, args.top, (choice, exact(ranked), d_sync(ranked))),
-        [*_summary(ranked, choice, compute, args), *_for_many(choice, cluster, args)],
+        [
+            *_summary(ranked, choice, compute, args),
+            *_about_predictions(choice, cluster, args),
+        ],
         [python],
     ]
     print("\n\n".join("\n".join(part) for part in parts if part))
@@ -165,16 +168,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _for_many(
+def _about_predictions(
     choice: timing.RankedConfig, cluster: timing.Cluster, args: argparse.Namespace
 ) -> list[str]:
-    """Returns a warning of noisy predictions, if there are many replicas."""
+    """Says what predictions may cost, unless the optimizer is sharded."""
     if args.shard_optimizer:  # which cannot exchange a part at once
         return []
     replicas = cluster.hosts
     if not (args.sharded or predicts_by_host(choice.config, cluster.devices)):
         replicas *= cluster.devices
-    return for_many(choice.config, replicas)
+    return about_predictions(choice.config, replicas)
 
 
 def _inner_axis(args: argparse.Namespace, devices: int) -> str | None:

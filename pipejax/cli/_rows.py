@@ -35,7 +35,7 @@ def about_accuracy(choices: Iterable[timing.RankedConfig]) -> list[str]:
     return [
         f"{NOT_MEASURED.capitalize()}: this codec has not been compared"
         " with synchronous training in such a step. int8 and truncate have been, in"
-        " two_shot and with prediction by own gradients. Compare a short run with one"
+        " ring and with prediction by own gradients. Compare a short run with one"
         " of width 1."
     ]
 

@@ -15,7 +15,7 @@ from jax import lax
 from pipejax._internal.bits import to_words
 from pipejax._internal.ravel import ravel
 
-from ._power_sgd import PowerSGD, orthonormal, power_sgd, restarted
+from ._power_sgd import PowerSGD, orthonormal, power_sgd, product, restarted
 
 
 class AlternatingState(NamedTuple):
@@ -63,15 +63,15 @@ class AlternatingPowerSGD(PowerSGD):
         rest = [x for x in leaves if not self._is_coded(x.shape)]
         dtype = leaves[0].dtype
 
-        def product(turn: int) -> jax.Array:
+        def factor(turn: int) -> jax.Array:
             kept = self._kept(state, turn, dtype)
             pairs = zip(matrices, kept, strict=True)
-            found = [(k.T @ m).T if turn else m @ k for m, k in pairs]
+            found = [product(k.T, m).T if turn else product(m, k) for m, k in pairs]
             vector = ravel(found) if found else jnp.zeros(0, dtype)
             return jnp.pad(vector, (0, self._side() - vector.size))
 
         is_p = state.turn[0] == 0
-        sent = lax.cond(is_p, lambda: product(0), lambda: product(1))
+        sent = lax.cond(is_p, lambda: factor(0), lambda: factor(1))
         return ravel([sent, *rest])
 
     def rebuild(self, state: Any, sums: tuple[jax.Array, ...], n: int) -> Any:

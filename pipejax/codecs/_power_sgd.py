@@ -100,10 +100,10 @@ class PowerSGD(Linear):
         matrices = [x.reshape(_sides(x.shape)) for x in coded]
         if not sums:
             pairs = zip(matrices, self._cut(state, self._columns()), strict=True)
-            return ravel([m @ q.astype(m.dtype) for m, q in pairs])
+            return ravel([product(m, q.astype(m.dtype)) for m, q in pairs])
         columns = self._orthonormal(sums[0])
         # XLA:CPU is far slower at `m.T @ p` if p has a single column.
-        products = [(p.T @ m).T for m, p in zip(matrices, columns, strict=True)]
+        products = [product(p.T, m).T for m, p in zip(matrices, columns, strict=True)]
         rest = [x for x in leaves if not self._is_coded(x.shape)]
         # All other leaves travel in this round, and need no collective of their own.
         return ravel([*products, *rest])
@@ -125,7 +125,7 @@ class PowerSGD(Linear):
     def _product(self, columns: Sequence[jax.Array], last: jax.Array, n: int) -> Any:
         """Returns the leaves that follow from every `P` and the last round's sum."""
         rows = self._cut(last, self._columns())
-        products = iter([p @ q.T for p, q in zip(columns, rows, strict=True)])
+        products = iter([product(p, q.T) for p, q in zip(columns, rows, strict=True)])
         # `last` has every `Q`, followed by all elements that are in no matrix.
         left = last[self.rank * sum(self._columns()) :]
         forms = self._forms(n, last.dtype)
@@ -230,6 +230,15 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
     return PowerSGD(operator.index(rank), key)
 
 
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns a matrix product in the precision of its arguments on any device.
+
+    By default, TPUs multiply in bfloat16 and GPUs in TF32. The sum of what devices send
+    would then not be what is rebuilt from their sums, and no residual keeps the rest.
+    """
+    return jnp.matmul(a, b, precision="highest")
+
+
 def orthonormal(matrices: Sequence[jax.Array]) -> list[jax.Array]:
     """Makes the columns of matrices `[m, r]` orthonormal by the Gram-Schmidt process.
 
@@ -256,7 +265,7 @@ def _gram_schmidt(columns: jax.Array) -> jax.Array:
         column = column / jnp.where(largest == 0, 1.0, largest)
         length = jnp.linalg.norm(column)
         for _ in range(2):  # The second pass removes what rounding errors have left.
-            column = column - done @ (column @ done)
+            column = column - product(done, product(column, done))
         norm = jnp.linalg.norm(column)
         # What is left of a dependent column is rounding error. That of float32 is 6e-8
         # for each operation, so 1e-5 leaves room for about 160 of them in the same

@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from pipejax._internal.mesh import AxisName, axis_size
+from pipejax._internal.mesh import AxisName, axes, axis_size
 from pipejax._internal.wire import Transfer
 
 from ._sites import Parts, Site
@@ -27,11 +28,26 @@ def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
     A device that receives no payload gets zeros.
     """
     transfer = Transfer("collective-permute", axis_size(axis_name), size)
+    ordered, places = _in_mesh_order(axis_name)
+    placed = [(places[a], places[b]) for a, b in pairs]
 
     def send(payload: jax.Array) -> jax.Array:
-        return lax.ppermute(payload, axis_name, pairs)
+        return lax.ppermute(payload, ordered, placed)
 
     return Stages((Sent(send, (transfer,)),))
+
+
+def _in_mesh_order(axis_name: AxisName) -> tuple[tuple[str, ...], list[int]]:
+    """Returns axes in the order of their mesh, and the rank along these by the given.
+
+    `ppermute` alone of all collectives takes ranks in this order, or none at all.
+    """
+    names = axes(axis_name)
+    known = jax.sharding.get_abstract_mesh().axis_names
+    order = sorted(names, key=known.index) if len(names) > 1 else names
+    ranks = np.arange(axis_size(axis_name)).reshape([*map(axis_size, names)])
+    given = ranks.transpose([names.index(name) for name in order]).ravel()
+    return tuple(order), np.argsort(given).tolist()
 
 
 def hand_over(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:

@@ -66,6 +66,12 @@ def counted(algorithm: Algorithm, p: int, n: int, codec: Codec | None = None) ->
     return Counts(**total)
 
 
+def encodings(algorithm: Algorithm, p: int, n: int, codec: Codec | None) -> int:
+    """Returns how many times in turn a value is encoded, at most, on p devices."""
+    rounds = ROUNDS[algorithm](p, n, codec)
+    return sum(each.repeat for each in rounds if each.before.encoded)
+
+
 COST_MODELS: dict[Algorithm, Callable[..., Counts]] = {
     name: functools.partial(counted, name) for name in ROUNDS
 }

@@ -48,10 +48,10 @@ def plan(
 
     Ways whose step times differ by at most 1 % are ranked by simplicity: first the
     smaller width, then fewer buckets, then the codec that drops fewer bits, then the
-    number of levels, and at last the shorter exchange. Precision is therefore not given
-    up without a gain in time. At width 1, an algorithm over all devices comes before a
-    hierarchical one. With a delay, it comes after it: in two levels, the devices of a
-    host predict by their common mean, and a codec encodes less often.
+    number of levels, then fewer encodings of a value in turn, and at last the shorter
+    exchange. Precision is therefore not given up without a gain in time. At width 1, an
+    algorithm over all devices comes before a hierarchical one. With a delay, it comes
+    after it: in two levels, the devices of a host predict by their common mean.
 
     Args:
       cluster: The cluster with its speeds, including those of all `codecs`.
@@ -124,9 +124,17 @@ def plan(
                 f" takes a finite time; got {step} s for {config}. Correct what is too"
                 f" slow: {cluster!r:.500}"
             )
-        lost = dropped[config.codec]
         found.append(
-            RankedConfig(config, exchange, step, compute.total, d_sync, beside, lost)
+            RankedConfig(
+                config,
+                exchange,
+                step,
+                compute.total,
+                d_sync,
+                beside,
+                dropped[config.codec],
+                config.encodings(cluster, elements, known[config.codec]),
+            )
         )
     return ranked(found)
 
@@ -236,9 +244,9 @@ def ranked(choices: Sequence[RankedConfig]) -> list[RankedConfig]:
         config, total = choice.config, choice.exchange.total
         steps = config.width, config.sync_every, config.buckets
         # Without a delay, one level is simpler. With one, devices of a host predict by
-        # their common mean in an exchange of two, which also encodes less often.
+        # their common mean in an exchange of two.
         worse = config.levels == (config.width == 1)
-        return *steps, choice.dropped, worse, total
+        return *steps, choice.dropped, worse, choice.encodings, total
 
     # Each group reaches from its fastest way to ways that are 1 % slower. A chain of
     # nearly equal ways is therefore cut, and never spans more than that.

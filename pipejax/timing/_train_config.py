@@ -6,6 +6,7 @@ from pipejax.codecs import Codec
 
 from ._checks import check_elements
 from ._cluster import Cluster
+from ._counts import encodings
 from ._exchange import Duration, duration, flat, hierarchical
 from ._iteration import (
     Compute,
@@ -89,6 +90,11 @@ class TrainConfig(NamedTuple):
         second = duration(cluster, counted(cluster, self.algorithm, n, None))
         return of_halves(first, second, slopes=self.width > 1)
 
+    def encodings(self, cluster: Cluster, elements: int, codec: Codec | None) -> int:
+        """Returns how many times in turn a value of a gradient is encoded, at most."""
+        p = cluster.hosts if self.levels else cluster.hosts * cluster.devices
+        return encodings(self.algorithm, p, elements, codec)
+
     def step(self, compute: Compute, exchange: Duration, *, one_core: bool) -> float:
         """Returns the seconds of a step.
 
@@ -139,6 +145,7 @@ class RankedConfig(NamedTuple):
       overlapped: Seconds of the same step if it overlaps the exchange with the backward
         pass, at best: `pj.timing.overlapped_step_time`.
       dropped: The share of the gradient's bits that the codec drops.
+      encodings: How many times in turn a value is encoded, at most.
       slack: The share of the compute that is left when the exchange is over; below 0 if
         it is exposed. `None` takes `1 - exchange / step`. With a sharded optimizer, it
         is the slack of the shorter pass and of half of the exchange.
@@ -151,6 +158,7 @@ class RankedConfig(NamedTuple):
     d_sync: float
     overlapped: float
     dropped: float = 0.0
+    encodings: int = 0
     slack: float | None = None
 
     @property

@@ -124,7 +124,7 @@ def make_train_step(
         delays all. A state and its checkpoints are of one choice, except for drained
         checkpoints.
       at_once: A linear codec without error feedback, such as
-        `pj.codecs.power_sgd(4, key)`, for what is exchanged at once of every gradient.
+        `pj.codecs.power_sgd(16, key)`, for what is exchanged at once of every gradient.
         Let L be what the codec keeps of the mean gradient g. Each step exchanges and
         applies its own L, and the rest `g - L` is delayed by K-1 steps. A codec of low
         rank keeps the directions in which devices agree, which are those that a delay

@@ -36,7 +36,8 @@ from pipejax._core.step import (
 )
 from pipejax._internal.hlo import Reading, parse
 from pipejax._internal.integers import is_integer
-from pipejax._internal.mesh import inner_axes
+from pipejax._internal.mesh import inner_axes, size_along
+from pipejax._internal.shards import group_axes
 from pipejax._internal.traced_axes import collective_axes
 from pipejax._internal.types import CodecStates
 from pipejax.collectives import Transfer
@@ -91,7 +92,12 @@ def _flags(states: CodecStates, message: Message, devices: int) -> tuple[Transfe
     if not jax.tree.leaves(states):
         return ()
     size = agreed_bytes(devices, weighted=message.weight is not None)
-    return (Transfer("all-reduce", devices, size),)
+    between = Transfer("all-reduce", devices, size)
+    if not message.shards:
+        return (between,)
+    mesh, inner = group_axes()
+    within = Transfer("all-reduce", size_along(mesh, inner), 4)
+    return within, between
 
 
 def transfers_of_round(

@@ -1,13 +1,17 @@
 """Tests every all-reduce: exact sums, and with a codec the bits of its twin."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._internal.mesh import on_mesh
+from pipejax.collectives import Layout
 
 from ..codecs import conformance
 from ..grid import grid
@@ -64,6 +68,24 @@ def test_sum_of_integers_is_exact(algorithm, devices):
         dtype = np.float32 if x.dtype == np.float16 else x.dtype
         total = np.asarray(x, np.float32).sum(axis=0).astype(dtype)
         np.testing.assert_array_equal(got, np.tile(total, (devices, 1)), strict=True)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("axes", [("b", "a"), ("c", "a", "b")])
+def test_axes_may_come_in_another_order_than_in_the_mesh(algorithm, axes):
+    if algorithm == "hierarchical" and len(axes) == 3:
+        pytest.skip("It takes two axes.")
+    shape = {"a": 2, "b": 3} if len(axes) == 2 else {"a": 2, "b": 2, "c": 2}
+    devices = math.prod(shape.values())
+    mesh = Mesh(np.array(jax.devices()[:devices]).reshape(*shape.values()), [*shape])
+    layout, way = Layout.of_shapes(((8,),)), ALGORITHMS[algorithm]()
+
+    def local(rows):
+        return summed(layout, way(layout, axes), rows[0])[0][None]
+
+    values = rank_coded(devices, 8, "float32")
+    got = jax.jit(on_mesh(local, mesh, P(axes), P(axes)))(values)
+    np.testing.assert_array_equal(got, np.tile(values.sum(axis=0), (devices, 1)))
 
 
 def check(each, vectors, states=None):

@@ -1,5 +1,7 @@
 """Tests the devices, axes and axis types of meshes."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 import pipejax as pj
 from pipejax._internal.mesh import (
+    _by_host,
     auto_mesh,
     explicit_axes,
     is_attached,
@@ -110,6 +113,16 @@ def test_hosts_must_divide_the_devices(hosts):
     message = rf"`hosts` must divide the 4 devices into equal parts, got {hosts}"
     with pytest.raises(ValueError, match=message):
         pj.data_mesh(4, axis_name=("host", "device"), hosts=hosts)
+
+
+def test_processes_with_unequal_devices_need_the_number_of_hosts():
+    devices = [types.SimpleNamespace(process_index=i) for i in (0, 0, 1, 1, 1, 1)]
+    with pytest.raises(
+        ValueError, match=r"^`hosts` must be given where .* \{0: 2, 1: 4"
+    ):
+        _by_host(devices, None)
+    assert _by_host(devices, 3) == (3, 2)
+    assert _by_host(devices[:4], None) == (2, 2)
 
 
 @pytest.mark.parametrize("axis_name", ["data", ("a", "b", "c")])

@@ -205,6 +205,16 @@ def test_codec_with_fewest_dropped_bits_wins_at_equal_speed():
     assert list(dict.fromkeys(hidden)) == ["bf16", "int8", "power_sgd"]
 
 
+def test_algorithm_with_fewest_encodings_wins_at_equal_speed():
+    """A ring and a tree encode partial sums again at every hop."""
+    found = timing.plan(CLUSTER, N, Compute.of(0.35), CODECS)
+    hidden = [c for c in found if c.step == 0.35 and c.config.codec == "int8"]
+    times = {c.config.algorithm: c.encodings for c in hidden}
+    assert times == {"two_shot": 2, "tree": 3, "halving_doubling": 3, "ring": 4}
+    assert list(times.values()) == sorted(times.values())
+    assert {c.encodings for c in found if c.config.codec is None} == {0}
+
+
 def test_codec_of_unknown_speed_is_refused():
     with pytest.raises(ValueError, match="`codec` must be one of the cluster's codecs"):
         timing.plan(CLUSTER, N, Compute.of(0.1), {"sign": codecs.sign()})

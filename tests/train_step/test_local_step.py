@@ -18,9 +18,9 @@ from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .refusals import refused
 
 
-def new(loss, **settings):
+def new(loss, tx=None, **settings):
     settings = {"mesh": pj.data_mesh(4), "sync_every": 2, "overlap_steps": 1} | settings
-    return pj.make_local_step(loss, optax.adamw(1e-2), **settings)
+    return pj.make_local_step(loss, tx or optax.adamw(1e-2), **settings)
 
 
 # Tests share local steps, and with them traced programs.
@@ -180,6 +180,26 @@ def test_round_without_weight_moves_the_anchor_and_its_residual():
         for pair in states
     ]
     assert moved == fed == [False, True]
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_drain_leaves_residuals_for_the_rounds_after_it(executor):
+    """The sent element in turn is the first or the second, so neither lags by two."""
+    slope = jnp.float32([3, 2])
+    codec = pj.codecs.error_feedback(pj.codecs.top_k(1))
+    train = new(
+        lambda w, x: (w * slope).sum() + 0 * x.mean(),
+        mesh=pj.data_mesh(1),
+        tx=optax.sgd(1.0),
+        sync_every=1,
+        all_reduce=pj.collectives.two_shot(codec),
+        executor=executor,
+    )
+    state = train.init(jnp.zeros(2))
+    for _ in range(4):
+        state, _ = train.step(state, jnp.zeros(4))
+        state, _ = train.drain(state)
+    np.testing.assert_array_equal(state.params, [-9, -8])
 
 
 def test_state_of_another_kind_is_refused():

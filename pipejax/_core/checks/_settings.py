@@ -91,7 +91,7 @@ def check_at_once(
         raise ValueError(
             "`at_once` must be a linear codec that keeps a part of the gradients, and"
             f" must have no error feedback: the rest is sent anyway; got {at_once!r}."
-            " Choose pj.codecs.power_sgd(4, key)."
+            " Choose pj.codecs.power_sgd(16, key)."
         )
     if sharded or delayed is not None:
         other = "shard_optimizer=True" if sharded else "`delayed`"

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import valid_at_once
+from pipejax._core.message import Valid
 from pipejax._core.step import Common, Inputs, inputs_over
 from pipejax._internal.communication_thread import submit
 
@@ -79,10 +79,10 @@ class HostRounds:
         assert moves.due is not None
         # The codec states lie where the thread sums, which may be other devices.
         states, due = moves.due.codec_states, moves.due._replace(codec_states=())
-        reads = self.config.placed(reads)
+        valid, reads = Valid(reads.valid, ()), self.config.placed(reads)
         sent = self._sent[kind](moves._replace(due=due), reads)
         message = self.config.message(sent.chunk, sent.passengers, reads.form)
-        summed = submit(self._sum, None, message, states, valid_at_once())
+        summed = submit(self._sum, None, message, states, valid)
 
         def applied(local: Common) -> Outcome:
             reduced, states = summed.result()

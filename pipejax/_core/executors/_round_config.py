@@ -86,7 +86,7 @@ class RoundConfig:
     def exchange(self, sent: SentChunk, reads: RoundReads) -> Exchange:
         """Returns the exchange of a chunk, inside the program of a group."""
         message, inner = self.message(*sent, reads.form), self.inner
-        return averaging(message, jnp.array(True), inner.sums_by, inner.axis_name)
+        return averaging(message, reads.valid, inner.sums_by, inner.axis_name)
 
     def sent(self, kind: StepKind, moves: Moves, reads: RoundReads) -> SentChunk:
         """Returns the part of a round that one group sends beside a step."""
@@ -144,9 +144,8 @@ class RoundConfig:
         groups = self.inner.devices
         assert reads.number is not None
         assert reads.refused is not None
-        assert reads.steps is not None
         before, own, points = alone(self.model_of(local, reads.form))
-        keep = reduced.finite & (jnp.asarray(reads.steps) > 0)
+        keep = reduced.finite & reads.valid
         due, correction = arrived(self.outer_tx, due, sent.chunk, reduced, groups, keep)
         params = reads.form.added(before, correction, reads.number)
         if jax.tree.leaves(points):

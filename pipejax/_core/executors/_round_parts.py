@@ -1,6 +1,6 @@
 """The parts of a state that programs of local steps replace, read, send and return."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.typing import ArrayLike
@@ -67,7 +67,6 @@ class RoundReads(NamedTuple):
       refused: The number of chunks so far that were left out, or `None`. Reports hold
         the same array, which no step may overwrite.
       steps: The number of steps in `Moves.reported`, or `None` if nothing is exchanged.
-        Before the first of them, there is nothing to exchange.
       agreed: The model state that all groups agree on, or `None`.
       form: The form of what groups train. It has no leaves.
     """
@@ -77,6 +76,15 @@ class RoundReads(NamedTuple):
     steps: ArrayLike | None
     agreed: ModelState
     form: Form
+
+    @property
+    def valid(self) -> Any:
+        """Whether groups have something to exchange, as from their first step on.
+
+        If not, what a codec sends of its residual would be lost.
+        """
+        steps: Any = self.steps
+        return steps > 0
 
 
 class SentChunk(NamedTuple):

@@ -14,7 +14,7 @@ from pipejax._internal.types import CodecStates
 from pipejax.collectives import Local, Stages, Summands
 
 from ._message import Message
-from ._reduce import Reduced
+from ._reduce import is_finite
 
 
 class Agreed(NamedTuple):
@@ -45,8 +45,8 @@ def agreed_bytes(devices: int, *, weighted: bool) -> int:
 
 
 def _agreed(message: Message, valid: jax.Array, axis_name: AxisName) -> Agreed:
-    own, weight = Reduced.of(message, valid), message.weight
-    bad = (~own.finite).astype(jnp.float32)[None]
+    weight = message.weight
+    bad = (~is_finite(message)).astype(jnp.float32)[None]
     # XLA would merge a sum with sums of the compute, and not a maximum.
     if weight is None:
         (bad,) = lax.pmax(bad, axis_name)

@@ -83,6 +83,25 @@ class Reduced(NamedTuple):
         return jnp.sqrt(self.squares.sum())
 
 
+def is_finite(message: Message) -> jax.Array:
+    """Returns whether all gradients and changes of a message are finite.
+
+    Unlike `Reduced.of`, it needs no sum over the devices of a group, which XLA would
+    merge with sums of the compute, and not a maximum.
+    """
+    leaves = jax.tree.leaves((message.gradients, message.changes))
+    if not message.shards:
+        return _of_all(_at_once, leaves)[0]
+    _, inner = group_axes()
+
+    def own(leaves: Sequence[jax.Array]) -> jax.Array:
+        bad = (~_of_all(_at_once, leaves)[0]).astype(jnp.float32)
+        return lax.pmax(bad, inner) == 0
+
+    specs = [*message.shards.params, *message.shards.changes]
+    return on_shards(own, (specs,), P())(leaves)
+
+
 Check = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 """From an array to whether all elements are finite, and the sum of their squares."""
 

@@ -89,7 +89,12 @@ def parted(
         return message, None
     late = jax.tree.map(lambda flag, g: g if flag else None, flags, message.gradients)
     rest = jax.tree.map(lambda flag, g: None if flag else g, flags, message.gradients)
-
+    if not jax.tree.leaves(late):
+        raise ValueError(
+            "`delayed` must be true for at least one parameter that `tx` trains, got"
+            " only parameters whose updates are zero. For synchronous training, make"
+            " the train step with width=1."
+        )
     delayed = message._replace(gradients=late, shards=_shards_of(message, late))
     return delayed, _at_once(message, rest)
 

@@ -1,16 +1,21 @@
 """Tests what devices agree on before a sum, and what codecs keep of weighted sums."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import pipejax as pj
+from pipejax import codecs, collectives
 from pipejax._core.message import agreed_bytes, agreement
 from pipejax._core.message._agreed import in_means
 from pipejax.collectives import Local, Stages, Summands, run
 
+from ...groups import batches, loss_fn, placed
 from .example import message
 
 
@@ -38,6 +43,26 @@ def test_sum_is_usable_if_valid_and_finite_on_all_devices(weights):
 def test_sum_without_any_weight_is_not_usable():
     assert agreed((0, 0)) == ([False] * 2, [1.0] * 2)
     assert agreed((0, 5)) == ([True] * 2, [2.5] * 2)
+
+
+def test_devices_of_a_group_agree_by_a_maximum():
+    """XLA would merge a sum with sums of the compute, such as that of the loss."""
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=mesh,
+        axis_name="host",
+        weight_prediction=False,
+        all_reduce=collectives.two_shot(codecs.error_feedback(codecs.int8(8))),
+        executor="fused",
+    )
+    state, (batch,) = train.abstract_state(placed(mesh, "fsdp")), batches(1)
+    text = train.lower(state, batch).as_text()
+    found = re.findall(r"stablehlo.all_reduce.*?stablehlo.(add|max)", text, re.DOTALL)
+    assert found == ["max", "max", "add"]
+    sent = train.transfers(state, batch)
+    assert [x.devices for x in sent if x.bytes == 4] == [2, 2]
 
 
 def test_weights_travel_with_the_flag():

@@ -552,3 +552,14 @@ def test_gradients_at_once_travel_beside_the_backward_pass():
     large = sorted(c.share for c in report.collectives if c.bytes > 1e6)
     assert large[-1] > 0.95
     assert large[0] > 0.3
+
+
+def test_delay_of_frozen_parameters_alone_is_refused():
+    tx = optax.partition(
+        {"trained": optax.sgd(0.1), "frozen": optax.set_to_zero()},
+        {"hidden": "frozen", "bias": "trained", "out": "trained"},
+    )
+    only = {"hidden": True, "bias": False, "out": False}
+    train = pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(2), delayed=only)
+    with refused("`delayed` must be true for at least one parameter that `tx` trains"):
+        train.init(init_params())
