@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from pipejax._internal.integers import is_integer
-from pipejax._internal.mesh import AxisName, axis_size
+from pipejax._internal.mesh import AxisName, axes, axis_size
 from pipejax._internal.ranges import scaled_down, scaled_up
 from pipejax._internal.wire import Transfer
 from pipejax.codecs import Codec, Linear, check_codec
@@ -31,14 +31,14 @@ Add = Callable[[jax.Array], jax.Array]
 class Psum(AllReduce):
     codec: Linear | None
     combine_threshold_bytes: int | None  # `None` until `on` has chosen it
-    # By how many places the reversed group is turned, so that XLA merges the sums with
-    # no others. `None` if it may.
-    turn: int | None = None
+    # By how many places the reversed group is turned, where XLA would merge sums.
+    turn: int = 0
     scatters: bool = False  # the backend's reduce-scatter and all-gather may be used
 
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns one stage, or with a codec one stage for each of its rounds."""
-        add = functools.partial(_sum, axis_name=axis_name, turn=self.turn)
+        turn = self.turn if _merges(axis_name) else None
+        add = functools.partial(_sum, axis_name=axis_name, turn=turn)
         if self.codec is None:
             return _in_own_shapes(
                 layout, axis_name, add, self.combine_threshold_bytes or 0
@@ -54,8 +54,7 @@ class Psum(AllReduce):
         return super().init(layout, axis_name) if self.codec else {}
 
     def unmerged(self) -> "Psum":
-        turn = None if self.turn is None else self.turn + 1
-        return dataclasses.replace(self, turn=turn)
+        return dataclasses.replace(self, turn=self.turn + 1)
 
     def on(self, mesh: Mesh) -> "Psum":
         # XLA combines all-reduces into one that takes several arrays. On GPUs, such an
@@ -64,7 +63,6 @@ class Psum(AllReduce):
         platform = mesh.devices.flat[0].platform
         own = dataclasses.replace(
             self,
-            turn=0 if platform in ("gpu", "cuda") else None,
             # Between CPU processes, the backend's reduce-scatter can return wrong
             # values, https://github.com/jax-ml/jax/issues/40830
             scatters=platform != "cpu" and self.codec is None,
@@ -75,6 +73,17 @@ class Psum(AllReduce):
         one_by_one = platform == "cpu" and mesh.is_multi_process
         threshold = MIB if platform == "tpu" or one_by_one else 0
         return dataclasses.replace(own, combine_threshold_bytes=threshold)
+
+
+def _merges(axis_name: AxisName) -> bool:
+    """Returns whether XLA may merge sums over these axes with others, as on GPUs."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device, names = mesh.abstract_device, axes(axis_name)
+    if device is None or device.platform not in ("gpu", "cuda"):
+        return False
+    # With `check_vma`, `psum` takes no groups.
+    tracks = jax.typeof(lax.axis_index(names)).manual_axis_type.varying
+    return {*names} <= {*mesh.manual_axes} and not tracks
 
 
 def _sum(x: jax.Array, axis_name: AxisName, *, turn: int | None) -> jax.Array:
