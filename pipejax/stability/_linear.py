@@ -39,7 +39,8 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
     """Returns the matrices of `tx` at a late step, computed from its derivatives."""
     with jax.enable_x64(True):
         w = jnp.zeros((), jnp.float64)
-        start = tx.init(w)
+        # Flags, such as that of a first step, are those after it.
+        _, start = tx.update(jnp.zeros_like(w), tx.init(w), w)
         first, rebuild = _floating(start)
 
         def respond(x: jax.Array) -> jax.Array:
@@ -63,7 +64,9 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
             " preconditioner=sqrt(nu) + eps."
         )
     update = LinearUpdate(matrix[:, :-1], matrix[:, -1])
-    if any(map(_counts, jax.tree.leaves(start))) and not _moves(update):
+    if any(_counts(jnp.asarray(x)) for x in jax.tree.leaves(start)) and not _moves(
+        update
+    ):
         raise ValueError(
             f"`tx` must still move parameters at step {_LATER}; got one that does not."
             " Pass the largest learning rate of a schedule as a number, and leave out"
@@ -87,6 +90,7 @@ def _moves(update: LinearUpdate) -> bool:
 def _floating(state: Any) -> tuple[jax.Array, Any]:
     """Returns the floating leaves as a vector, and a function that restores them."""
     paths, structure = jax.tree_util.tree_flatten_with_path(state)
+    paths = [(path, jnp.asarray(leaf)) for path, leaf in paths]
     leaves = [leaf for _, leaf in paths]
     # Hyperparameters do not depend on the gradients, and stay as they are.
     floating = [

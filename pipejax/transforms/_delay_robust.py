@@ -43,9 +43,11 @@ import math
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from pipejax._core.checks import check_width
+from pipejax._internal.ravel import promoted
 
 
 class DelayRobustState(NamedTuple):
@@ -152,8 +154,12 @@ def delay_robust(
     def init_fn(params: optax.Params) -> DelayRobustState:
         # Each field has its own buffers. A loop that donates this state would otherwise
         # donate the same buffers twice.
-        zeros = optax.tree.zeros_like
-        return DelayRobustState(zeros(params), zeros(params))
+        def zeros() -> optax.Params:
+            return jax.tree.map(
+                lambda x: jnp.zeros_like(x, promoted(x.dtype, jnp.float32)), params
+            )
+
+        return DelayRobustState(zeros(), zeros())
 
     def update_fn(
         updates: optax.Updates,
@@ -161,11 +167,14 @@ def delay_robust(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, DelayRobustState]:
         del params
-        average = optax.tree.update_moment(updates, state.average, decay, 1)
-        mixed = jax.tree.map(lambda g, m: share * g + (1 - share) * m, updates, average)
+        # In 16 bits, a decay near 1 would be 1.
+        wide = optax.tree.cast_like(updates, state.average)
+        average = optax.tree.update_moment(wide, state.average, decay, 1)
+        mixed = jax.tree.map(lambda g, m: share * g + (1 - share) * m, wide, average)
         filtered = jax.tree.map(
             lambda d, d0: (d - momentum * d0) / (1 - momentum), mixed, state.before
         )
+        filtered = optax.tree.cast_like(filtered, updates)
         return filtered, DelayRobustState(average, mixed)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -83,9 +83,10 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, ExtrapolateUpdatesState]:
         del params
-        ahead = optax.tree.scale(steps, updates)
-        moved = optax.tree.add(updates, optax.tree.sub(ahead, state.ahead))
-        return moved, ExtrapolateUpdatesState(ahead)
+        # What is taken back must be what was added, also in the dtype of the state.
+        ahead = optax.tree.cast_like(optax.tree.scale(steps, updates), state.ahead)
+        change = optax.tree.cast_like(optax.tree.sub(ahead, state.ahead), updates)
+        return optax.tree.add(updates, change), ExtrapolateUpdatesState(ahead)
 
     return optax.GradientTransformation(init_fn, update_fn)
 

@@ -1,5 +1,6 @@
 """An optimizer whose gradients are averaged over devices and applied late."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -81,7 +82,7 @@ def pipelined(
     mean = pipelined_mean(
         axis_name, width, reduce_dtype=reduce_dtype, all_reduce=all_reduce
     )
-    tx = optax.with_extra_args_support(tx)
+    tx = _with_extra_args(tx)
 
     def init_fn(params: optax.Params) -> PipelinedState:
         inner_state = tx.init(params)
@@ -122,6 +123,8 @@ def kind_in(
 
     Returns `None` if nothing is in flight, or if the update needs more than gradients
     and parameters.
+
+    Raises a `ValueError` if the update has a collective over an axis that is not bound.
     """
     if not count:
         return None
@@ -133,6 +136,26 @@ def kind_in(
         if "required keyword-only argument" not in str(error):
             raise
         return None
+    except KeyError:  # of an argument that the update takes by name
+        return None
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise ValueError(
+            "`init` must be called where the axes are bound over which `tx` has"
+            f" collectives, got {error}. Call it inside of jax.shard_map, and"
+            " jax.eval_shape on the function that jax.shard_map returns."
+        ) from error
+
+
+def _with_extra_args(
+    tx: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Returns an optimizer that takes extra arguments, if need be without any use."""
+    # `optax.MultiSteps` takes some and is no `GradientTransformationExtraArgs`.
+    if len(inspect.signature(tx.update).parameters) > 3:  # more than an update needs
+        return optax.GradientTransformationExtraArgs(tx.init, tx.update)
+    return optax.with_extra_args_support(tx)
 
 
 def update_of(tx: optax.GradientTransformation) -> Update:

@@ -141,12 +141,13 @@ def _check_same_shapes(updates: Any, params: Any) -> None:
 def _check_not_summed(updates: Any, axis_name: str) -> None:
     # With `check_vma=True`, `jax.grad` sums the gradients of replicated parameters.
     tracks_axes = axis_name in _varying(lax.axis_index(axis_name))
-    leaves = jax.tree.leaves(updates)
-    if tracks_axes and leaves and not any(axis_name in _varying(g) for g in leaves):
+    leaves = jax.tree_util.tree_leaves_with_path(updates)
+    summed = [path for path, g in leaves if axis_name not in _varying(g)]
+    if tracks_axes and summed:
         raise ValueError(
             f"gradients must differ between the devices of {axis_name!r}, got gradients"
-            " that jax.grad has already summed over it, in step and not hidden. Take"
-            " them with respect to"
+            " that jax.grad has already summed over it, in step and not hidden:"
+            f" `gradients{jax.tree_util.keystr(summed[0])}`. Take them with respect to"
             f" `jax.lax.pcast(params, {axis_name!r}, to='varying')`, or pass"
             " `check_vma=False` to jax.shard_map."
         )

@@ -83,3 +83,25 @@ def test_optimizer_at_rest_in_the_end_is_refused(tx):
 def test_schedule_counts_by_its_last_rate():
     tx = optax.sgd(optax.linear_schedule(0.0, 0.1, 1000), momentum=0.9)
     assert max_curvature(tx, 2) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_flag_of_a_first_step_is_that_of_later_steps():
+    """Its first update is `-0.1 g`, and all others `-0.1 (2 g - g_before)`."""
+    found = linear_update(optax.optimistic_gradient_descent(0.1))
+    np.testing.assert_allclose(found.gradient[-1], -0.2, rtol=1e-6)
+    limits = [
+        stability.max_learning_rate(optax.optimistic_gradient_descent, width)
+        for width in (1, 2)
+    ]
+    np.testing.assert_allclose(limits, [2 / 3, 1 / 2], rtol=1e-3)
+
+
+def test_number_in_a_state_is_read_as_an_array():
+    def init(params):
+        return 0.0
+
+    def update(updates, state, params=None):
+        return -0.1 * updates, 0.9 * state + updates
+
+    found = linear_update(optax.GradientTransformation(init, update))
+    np.testing.assert_allclose(found.state, [[0.9, 0], [0, 1]], rtol=1e-6)

@@ -109,3 +109,23 @@ def test_drained_gradients_have_norms():
     np.testing.assert_allclose([x.grad_norm for x in infos], wanted, rtol=1e-5)
     mean = pj.mean_info(infos)
     np.testing.assert_allclose(mean.grad_norm, np.mean(wanted), rtol=1e-5)
+
+
+def test_norm_has_no_part_of_a_batch_that_is_not_finite():
+    """The optimizer is given the rest of the batch before, and then what is fresh."""
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(0.0),
+        mesh=pj.data_mesh(4),
+        at_once=pj.codecs.power_sgd(1, jax.random.key(0)),
+    )
+    (good,) = batches(1)
+    bad = jax.tree.map(lambda x: x * np.nan, good)
+    state, norms, applied = train.init(init_params()), [], []
+    for batch in (good, good, bad, bad, bad):
+        state, info = train.step(state, batch)
+        norms.append(float(info.grad_norm))
+        applied.append(bool(info.applied))
+    assert applied == [True, True, True, False, False]
+    assert np.isnan(norms).tolist() == [True, False, False, True, True]
+    assert 0 < norms[2] < norms[1]

@@ -78,6 +78,9 @@ def test_jax_switches_change_no_bit(switch, executor, all_reduce, width):
     assert_bits_equal(got, wanted)
 
 
+CLIPPED = optax.chain(optax.clip(0.01), optax.sgd(0.1))
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -87,15 +90,22 @@ def test_jax_switches_change_no_bit(switch, executor, all_reduce, width):
             "compute_dtype": jnp.bfloat16,
             "gather_codec": codecs.int4(),
         },
+        {"shard_optimizer": True, "tx": CLIPPED, "params": jnp.bfloat16},
+        {"tx": CLIPPED, "params": jnp.bfloat16},
     ],
 )
 def test_strict_promotion_changes_no_bit_of_narrow_dtypes(settings):
     def run():
-        mesh, sgd = pj.data_mesh(4), optax.sgd(0.1, momentum=0.9)
-        train = pj.make_train_step(loss_fn, sgd, mesh=mesh, **settings)
-        state = train.init(init_params())
+        chosen = {"tx": optax.sgd(0.1, momentum=0.9), "params": "float32"} | settings
+        dtype = chosen.pop("params")
+        train = pj.make_train_step(loss_fn, mesh=pj.data_mesh(4), **chosen)
+
+        def cast(tree):
+            return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
+
+        state = train.init(cast(init_params()))
         for batch in batches(STEPS):
-            state, _ = train.step(state, batch)
+            state, _ = train.step(state, cast(batch))
         return jax.device_get(train.drain(state)[0].params)
 
     wanted = run()

@@ -93,3 +93,24 @@ def test_robust_momentum_refuses_a_momentum_out_of_range(momentum):
 def test_robust_momentum_refuses_a_share_or_decay_out_of_range(option, value):
     with pytest.raises(ValueError, match=f"`{option}` must lie in"):
         transforms.delay_robust(0.9, 2, **{option: value})
+
+
+@pytest.mark.parametrize("updates", ["float32", "bfloat16"])
+def test_dtypes_stay_as_they_are(updates):
+    tx, params = transforms.delay_robust(0.9, 2), jnp.ones(3, "bfloat16")
+    g = jnp.ones(3, updates)
+    state = tx.init(params)
+    found, after = tx.update(g, state, params)
+    assert found.dtype == g.dtype
+    assert [x.dtype for x in jax.tree.leaves(after)] == [
+        x.dtype for x in jax.tree.leaves(state)
+    ]
+
+
+def test_decay_near_one_is_kept_in_16_bits():
+    """bfloat16 would round 0.999 to 1, and the average would never fall."""
+    tx = transforms.delay_robust(0.9, 2, share=0.1, decay=0.999)
+    state = tx.init(jnp.zeros((), "bfloat16"))
+    for step in range(2000):
+        _, state = tx.update(jnp.bfloat16(step == 0), state)
+    np.testing.assert_allclose(state.average, 0.001 * 0.999**1999, rtol=1e-3)

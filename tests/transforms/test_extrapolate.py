@@ -70,3 +70,15 @@ def test_unextrapolated_needs_a_state_with_extrapolation():
         ValueError, match="must hold one ExtrapolateUpdatesState, got 0"
     ):
         transforms.unextrapolated(optax.sgd(0.1).init(TREE), TREE)
+
+
+@pytest.mark.parametrize("updates", ["float32", "bfloat16"])
+def test_dtypes_stay_as_they_are(updates):
+    tx, params = transforms.extrapolate_updates(1), jnp.ones(3, "bfloat16")
+    g = jnp.ones(3, updates)
+    state = tx.init(params)
+    found, after = tx.update(g, state, params)
+    assert found.dtype == g.dtype
+    assert [x.dtype for x in jax.tree.leaves(after)] == [
+        x.dtype for x in jax.tree.leaves(state)
+    ]

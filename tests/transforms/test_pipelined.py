@@ -86,3 +86,43 @@ def test_optimizer_with_a_changing_state_structure_is_refused():
 def test_width_must_be_an_integer_of_at_least_1(width):
     with pytest.raises(ValueError, match="`width` must be an integer of at least 1"):
         pj.pipelined(ADAMW, "data", width)
+
+
+def loop_of(tx, *updates):
+    """Returns the last update of `tx` on a device, with extra arguments."""
+
+    def run(*arguments):
+        state, found = tx.init(jnp.ones(2)), None
+        for extra in arguments:
+            found, state = tx.update(jnp.ones(2), state, jnp.ones(2), **extra)
+        return found
+
+    mesh = pj.data_mesh(2)
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    return mapped(*updates)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_extra_argument_taken_by_name_reaches_the_optimizer(width):
+    def update(updates, state, params=None, **extra):
+        return jax.tree.map(lambda x: extra["factor"] * x, updates), state
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    found = loop_of(pj.pipelined(tx, "data", width), *[{"factor": 3.0}] * width)
+    np.testing.assert_array_equal(found, [3, 3])
+
+
+def test_extra_arguments_reach_an_optimizer_in_multi_steps():
+    plateau = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
+    tx = pj.pipelined(optax.MultiSteps(plateau, 2), "data", 1)
+    found = loop_of(tx, *[{"value": jnp.float32(1)}] * 2)
+    np.testing.assert_allclose(found, [-0.1, -0.1], rtol=1e-6)
+
+
+def test_optimizer_with_a_collective_begins_where_its_axis_is_bound():
+    def update(updates, state, params=None):
+        return jax.lax.pmean(updates, "model"), state
+
+    tx = optax.GradientTransformation(lambda params: (), update)
+    with pytest.raises(ValueError, match=r"^`init` must be called where the axes are"):
+        jax.eval_shape(pj.pipelined(tx, "data", 2).init, jnp.ones(2))

@@ -126,3 +126,12 @@ def test_pipeline_state_of_another_form_is_refused(other):
             pj.pipelined_mean("data"),
             lambda tx, s, p, b: tx.update(gradients_of(p, b), other(p)),
         )
+
+
+def test_gradients_of_which_some_are_summed_are_refused():
+    def update(tx, state, params, batch):
+        cast = params | {"out": lax.pcast(params["out"], "data", to="varying")}
+        return tx.update(gradients_of(cast, batch), state)
+
+    with refused(r"gradients must differ between .*: `gradients\['bias'\]`"):
+        on_mesh(pj.pipelined_mean("data"), update, check_vma=True)

@@ -7,6 +7,7 @@ from ._mean import Mean as Mean
 from ._rule import Kind as Kind
 from ._rule import Own as Own
 from ._rule import Update as Update
+from ._rule import along as along
 from ._rule import anchored as anchored
 from ._rule import changed as changed
 from ._rule import kind_of as kind_of

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from pipejax._internal.ravel import promoted
 from pipejax._internal.structures import with_zeros
 from pipejax._internal.types import Tree
 
@@ -188,7 +189,7 @@ def predicted(
     change = found.change
     for each, m, slope in zip(own, means, found.slopes, strict=True):
         change = jax.tree.map(
-            lambda u, p, g, a: u + p * (g - a), change, slope, each.gradients, m
+            lambda u, p, g, a: along(u, p, g - a), change, slope, each.gradients, m
         )
     return _moved(params, change)
 
@@ -232,8 +233,14 @@ def anchored(
     # Devices will add `P g` with the P that they decode. The rounding of P then cancels
     # where g is m.
     for slope in slopes.decoded():
-        change = jax.tree.map(lambda u, p, a: u - p * a, change, slope, m)
+        change = jax.tree.map(lambda u, p, a: along(u, p, -a), change, slope, m)
     return _moved(params, change), slopes
+
+
+def along(value: jax.Array, slope: jax.Array, by: jax.Array) -> jax.Array:
+    """Returns `value + slope * by`, also where JAX must promote nothing itself."""
+    dtype = promoted(promoted(value.dtype, slope.dtype), by.dtype)
+    return value.astype(dtype) + slope.astype(dtype) * by.astype(dtype)
 
 
 class Expansion(NamedTuple):
@@ -307,4 +314,8 @@ def _finite(change: Tree) -> Tree:
 
 
 def _moved(params: optax.Params, change: Tree) -> optax.Params:
-    return jax.tree.map(lambda w, u: (w + u).astype(w.dtype), params, change)
+    def moved(w: jax.Array, u: jax.Array) -> jax.Array:
+        dtype = promoted(w.dtype, u.dtype)
+        return (w.astype(dtype) + u.astype(dtype)).astype(w.dtype)
+
+    return jax.tree.map(moved, params, change)

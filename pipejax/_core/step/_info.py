@@ -123,7 +123,20 @@ def _in_a_row(*values: Any) -> np.ndarray:
     return np.concatenate([np.ravel(value) for value in values])
 
 
-def info_of(reduced: Reduced, at_once: Reduced | None, devices: int) -> StepInfo:
+class AtOnce(NamedTuple):
+    """What is not delayed of an update.
+
+    Attributes:
+      reduced: The reduced message.
+      applies: bool scalars, whether the delayed part of the update is applied, and
+        whether this one is.
+    """
+
+    reduced: Reduced
+    applies: tuple[jax.Array, jax.Array]
+
+
+def info_of(reduced: Reduced, at_once: AtOnce | None, devices: int) -> StepInfo:
     """Returns what to report of a message.
 
     The norm is that of all gradients of an update, also of those that are not delayed.
@@ -153,23 +166,33 @@ def info_of(reduced: Reduced, at_once: Reduced | None, devices: int) -> StepInfo
     )
 
 
-def _norm(reduced: Reduced, at_once: Reduced | None, devices: int) -> jax.Array:
-    """Returns the norm of the gradient that the optimizer is given."""
+def _norm(reduced: Reduced, at_once: AtOnce | None, devices: int) -> jax.Array:
+    """Returns the norm of the gradient that the optimizer is given.
+
+    If nothing is applied, it is that of all that has come.
+    """
     norm = mean_of(reduced.norm, reduced.sum, devices)
     if at_once is None:
         return norm
-    other = mean_of(at_once.norm, at_once.sum, devices)
+    fresh, (due, now) = at_once.reduced, at_once.applies
+    other = mean_of(fresh.norm, fresh.sum, devices)
     # Where a parameter has both parts of a gradient, the norm is that of their sum.
     late, rest = (
         jax.tree.leaves(part.sum.gradients, is_leaf=lambda x: x is None)
-        for part in (reduced, at_once)
+        for part in (reduced, fresh)
     )
     pairs = [
         (a, b) for a, b in zip(late, rest, strict=True) if not (a is None or b is None)
     ]
     inner = sum((_inner(a, b) for a, b in pairs), start=jnp.float32(0))
-    inner = mean_of(mean_of(inner, reduced.sum, devices), at_once.sum, devices)
-    return jnp.sqrt(jnp.maximum(norm**2 + other**2 + 2 * inner, 0))
+    inner = mean_of(mean_of(inner, reduced.sum, devices), fresh.sum, devices)
+    none = ~(due | now)
+    squares = (
+        jnp.where(due | none, norm**2, 0)
+        + jnp.where(now | none, other**2, 0)
+        + jnp.where(due & now | none, 2 * inner, 0)
+    )
+    return jnp.sqrt(jnp.maximum(squares, 0))
 
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ import optax
 from jax import lax
 
 from pipejax._core.message import InFlight, valid_in_queue
-from pipejax._core.prediction import changed, expanded
+from pipejax._core.prediction import along, changed, expanded
 from pipejax._internal.shards import constrained
 
 from ._partition import Partition
@@ -58,7 +58,10 @@ def point(
     params, slopes = gathered, _slopes(settings, trained, in_flight)
     for each, slope in zip(own, slopes, strict=True):
         params = jax.tree.map(
-            lambda c, p, g: (c + p * g).astype(c.dtype), params, slope, each.gradients
+            lambda c, p, g: along(c, p, g).astype(c.dtype),
+            params,
+            slope,
+            each.gradients,
         )
     if needs_mean:
         begun = trained._replace(
