@@ -39,6 +39,7 @@ def check_train(
                 f"`train` must have {name}={was}, as the train step that saved the"
                 f" checkpoint in {path}; got {name}={now}. To change it, restore the"
                 f" checkpoint with {name}={was}. {_GO_ON}"
+                + (_WHOLE if name == "shard_optimizer" and was else "")
             )
 
 
@@ -46,6 +47,13 @@ _GO_ON = (
     "Then drain it with `state, _ = train.drain(state)`, and call"
     " `train.init(state.params, model_state=state.model_state, rng=state.rng,"
     " opt_state=state.opt_state, batch=batch)` of the new train step."
+)
+
+
+_WHOLE = (
+    " Before that, gather parameters and optimizer state: `train.whole_params(state)`"
+    " in place of `state.params`, and `jax.device_put(state.opt_state,"
+    " NamedSharding(train.mesh, P()))`."
 )
 
 

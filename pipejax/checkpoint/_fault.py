@@ -58,6 +58,7 @@ def while_files_vanish(action: Callable[[], T]) -> T:
     """Calls `action` again on all processes if it has missed a file on any."""
     # Orbax lists a folder and then looks into what it has found there, which another
     # job may have deleted meanwhile.
+    join()  # The action may have collectives of its own.
     for _ in range(_TRIES):
         missed = None
         try:

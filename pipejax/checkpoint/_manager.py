@@ -5,6 +5,8 @@ import logging
 import operator
 import os
 import pathlib
+import shutil
+import time
 from types import TracebackType
 from typing import Any
 
@@ -12,15 +14,19 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from pipejax._internal import leaving
+from pipejax._core.executors import join
+from pipejax._internal import leaving, proofs
 from pipejax._internal.fault_rate import faults_per_hour
 from pipejax._internal.integers import is_integer
 
 from ._fault import all_or_none, while_files_vanish, writing_to
+from ._gather import gathered
 from ._lock import Lock
+from ._meta import digest
 from ._snapshots import Keeper
 
 _log = logging.getLogger("pipejax")
+_UNSEEN = 60.0  # seconds for which a file that was written may be seen by no other host
 
 
 class LockedManager(ocp.CheckpointManager):
@@ -44,6 +50,10 @@ class LockedManager(ocp.CheckpointManager):
     def reload(self) -> None:
         # Another job may delete checkpoints in the folder meanwhile.
         while_files_vanish(super().reload)
+
+    def delete(self, step: int) -> None:
+        join()  # Orbax has a collective of its own.
+        super().delete(step)
 
     def __exit__(
         self,
@@ -116,7 +126,8 @@ def manager(
 
     Raises:
       ValueError: If an argument breaks its rule, another manager that saves in `folder`
-        is open, or `read_only` is true and `folder` does not exist.
+        is open, a process does not see what process 0 writes there, or `read_only` is
+        true and `folder` does not exist.
       OSError: If nothing can be written to `folder`.
     """
     if not isinstance(read_only, bool):
@@ -138,6 +149,8 @@ def manager(
         lock = None if read_only else _locked(place)
         if lock is not None:
             stack.callback(lock.release)
+        if not read_only:
+            _check_shared(place)
         keeper = None
         if memory is not None:
             keeper = Keeper(pathlib.Path(memory).absolute(), place, faults_per_hour())
@@ -164,6 +177,10 @@ def _opened(
                 read_only=read_only,
                 # Processes that list the same network folder may see different files.
                 single_host_load_and_broadcast=True,
+                # Barriers of two managers would otherwise have the same names.
+                multiprocessing_options=ocp.options.MultiprocessingOptions(
+                    barrier_sync_key_prefix=digest(gathered(place)[0])[:16]
+                ),
                 # Its barrier would wait for a process that cannot list the folder.
                 save_root_metadata=False,
             ),
@@ -181,11 +198,48 @@ def _locked(place: str) -> Lock | None:
     def lock() -> Lock | None:
         if jax.process_index() != 0 or "://" in place:
             return None
+        path = pathlib.Path(place)
         with writing_to(place):
-            pathlib.Path(place).mkdir(parents=True, exist_ok=True)
-            return Lock(pathlib.Path(place))
+            path.mkdir(parents=True, exist_ok=True)
+            held = Lock(path)
+            # A job that was killed has left what it was writing.
+            for unfinished in path.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(unfinished, ignore_errors=True)
+            return held
 
     return all_or_none(lock)
+
+
+def _check_shared(place: str) -> None:
+    """Raises a `ValueError` if a process does not see what process 0 writes."""
+    if jax.process_count() == 1 or "://" in place:
+        return
+    path = pathlib.Path(place) / f".seen-{gathered(proofs.drawn())[0]}"
+    first = jax.process_index() == 0
+
+    def write() -> None:
+        if first:
+            with writing_to(place):
+                path.touch()
+
+    def see() -> None:
+        # A client of a network file system may have kept that there was nothing.
+        end = time.monotonic() + _UNSEEN
+        while not path.exists():
+            if time.monotonic() > end:
+                raise ValueError(
+                    f"`folder` must be one that all processes see, got {place}, where"
+                    " a process does not see what process 0 writes. Choose a folder of"
+                    " a network file system."
+                )
+            time.sleep(0.05)
+
+    all_or_none(write)
+    try:
+        all_or_none(see)
+    finally:
+        if first:
+            path.unlink(missing_ok=True)
 
 
 def check_manager(manager: Any) -> None:

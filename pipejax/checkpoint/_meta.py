@@ -26,6 +26,8 @@ _FORMER = (  # the keys in earlier versions
     {"width", "spread", "calls", "leaves", "weak"},
     {"step", "width", "spread", "calls", "leaves", "weak"}
     | {"checksums", "extras", "digest"},
+    {"step", "rounds", "passengers", "spread", "leaves", "weak"}
+    | {"checksums", "extras", "digest"},
 )
 
 

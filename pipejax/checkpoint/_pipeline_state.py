@@ -1,5 +1,6 @@
 """Continues a pipeline from the contents of a checkpoint."""
 
+import bisect
 import logging
 
 import jax
@@ -39,16 +40,30 @@ def pipeline_state(
         state = _with_empty_queue(train, state, wanted)
     if CODECS in anew:
         state = _with_new_codec_states(train, state, saved)
-    if before == now or train.width == 1:
+    if train.width == 1:
         return state, False, ()
-    _log.warning(
-        "checkpoint of %d devices restored on %d: gradients in flight are applied"
-        " first",
-        before,
-        now,
-    )
+    if before != now:
+        _log.warning(
+            "checkpoint of %d devices restored on %d: gradients in flight are applied"
+            " first",
+            before,
+            now,
+        )
+    elif saved.meta["in_flight"] and _is_synchronous(train, saved.meta["calls"]):
+        _log.warning(
+            "checkpoint restored inside a warm-up: gradients in flight are applied"
+            " first, since the next step has no delay"
+        )
+    else:
+        return state, False, ()
     state, infos = train.drain(state)
     return state, True, infos
+
+
+def _is_synchronous(train: TrainStep, calls: int | None) -> bool:
+    """Returns whether the step after these calls is one of a warm-up."""
+    phase = bisect.bisect_right(train.boundaries, calls or 0)
+    return train.phases[phase].width == 1
 
 
 def _with_empty_queue(

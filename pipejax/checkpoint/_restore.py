@@ -139,26 +139,33 @@ def restore(
     _check_step(step)
     choose, continued = _kind(train, like)
     join()  # Orbax runs collectives, which must not meet those of the exchange.
-    saved = _from_memory(manager, choose, step)
-    saved = saved or whole(manager, step, lambda n: read_step(manager, choose, n))
+    saved = _newest(manager, choose, step)
     state, drained, infos = continued(saved)
     timeline.note("restored", seconds=timeline.now() - began)
     return Restored(state, unpacked(saved.extras), drained, infos)
 
 
-def _from_memory(
-    manager: ocp.CheckpointManager, choose: Choose, step: int | None
-) -> Saved | None:
-    """Returns a snapshot, if there is one that no checkpoint replaces."""
+def _newest(manager: ocp.CheckpointManager, choose: Choose, step: int | None) -> Saved:
+    """Returns a checkpoint, or a snapshot if there is one that no checkpoint replaces.
+
+    Without a `step`, it is the newest of all that are whole.
+    """
+
+    def on_disk() -> Saved:
+        return whole(manager, step, lambda n: read_step(manager, choose, n))
+
     if (keeper := keeper_of(manager)) is None:
-        return None
+        return on_disk()
     saved = {*steps(manager)}
     newest = max(saved, default=-1)
 
-    def wanted(found: int) -> bool:
-        return found > newest if step is None else found in {step} - saved
+    def later(than: int) -> Saved | None:
+        def wanted(found: int) -> bool:
+            return found > than if step is None else found in {step} - saved
 
-    found = from_memory(keeper, choose, wanted)
+        return from_memory(keeper, choose, wanted)
+
+    found = later(newest)
     if found is None and step is None and not saved and keeper.newest() is not None:
         raise FileNotFoundError(
             f"`manager` must have a checkpoint, got none in {manager.directory}, and"
@@ -166,6 +173,11 @@ def _from_memory(
             " devices. Start the job on the same devices as before, or remove this"
             " folder on every host, and the job begins anew."
         )
+    if found is None:
+        found = on_disk()
+        older = int(found.meta["step"])
+        if step is None and older < newest:  # newer ones were damaged
+            found = later(older) or found
     keeper.restored()
     return found
 

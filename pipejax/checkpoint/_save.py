@@ -1,5 +1,6 @@
 """Saves a state, or raises an error before anything is written."""
 
+import os
 import reprlib
 from typing import Any
 
@@ -18,7 +19,7 @@ from pipejax.train_step import LocalState, PipelineState
 from ._extras import filled, packed
 from ._fault import all_or_none, writing_to
 from ._leaves import encoded, named
-from ._manager import check_manager, is_read_only, steps
+from ._manager import check_manager, is_read_only, keeper_of, steps
 from ._meta import digest, meta_of
 
 
@@ -146,6 +147,14 @@ _PLACE = "Place it with jax.device_put(leaf, NamedSharding(train.mesh, P()))."
 
 def _check_later(manager: ocp.CheckpointManager, step: int) -> None:
     latest = max(steps(manager), default=-1)
+    keeper = keeper_of(manager)
+    newest = None if keeper is None else keeper.newest()
+    if latest < step <= (-1 if newest is None else newest):
+        raise ValueError(
+            "`state` must be of a later step than the snapshots of this job, got step"
+            f" {step} where the newest is of step {newest}. Restore with the manager"
+            " that has `memory`, or remove the snapshots of the job on every host."
+        )
     if step <= latest:
         raise ValueError(
             "`state` must be of a later step than the checkpoints in"
@@ -170,8 +179,12 @@ def _check_writable(manager: ocp.CheckpointManager) -> None:
         if jax.process_index() == 0:
             path = manager.directory / ".probe"
             with writing_to(manager.directory):
-                path.mkdir(exist_ok=True)
-                path.rmdir()
+                if "://" in os.fspath(path):  # buckets have no empty folders
+                    path.write_text("")
+                    path.unlink()
+                else:
+                    path.mkdir(exist_ok=True)
+                    path.rmdir()
 
     all_or_none(probe)
 

@@ -144,7 +144,7 @@ def test_folder_without_write_permission_is_refused(tmp_path, monkeypatch):
 
 def test_unrelated_files_in_the_folder_are_left_alone(tmp_path):
     train = train_step()
-    for name in ("notes.txt", "-1", "7.orbax-checkpoint-tmp", "latest"):
+    for name in ("notes.txt", "-1", "latest"):
         (tmp_path / name).mkdir()
     (tmp_path / "12").write_text("a file")
     before = {path.name for path in tmp_path.iterdir()}
@@ -200,3 +200,23 @@ def test_reader_sees_newer_checkpoints_of_a_running_job(tmp_path):
         checkpoint.save(manager, run(train, state, batches(1)))
         manager.wait_until_finished()
         assert reader.latest_step() == 1
+
+
+def test_unfinished_checkpoint_of_a_killed_job_is_removed(tmp_path):
+    (tmp_path / "7.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    checkpoint.manager(tmp_path, read_only=True).close()
+    assert entries(tmp_path) == ["7.orbax-checkpoint-tmp"]
+    checkpoint.manager(tmp_path).close()
+    assert entries(tmp_path) == []
+
+
+def test_managers_name_their_barriers_after_their_folders(tmp_path):
+    with (
+        checkpoint.manager(tmp_path / "last") as last,
+        checkpoint.manager(tmp_path / "best") as best,
+    ):
+        names = {
+            x._options.multiprocessing_options.barrier_sync_key_prefix
+            for x in (last, best)
+        }
+    assert len(names) == 2

@@ -61,5 +61,9 @@ def test_earlier_versions_are_told_apart_from_damage(tmp_path, meta):
     former = dict.fromkeys(("width", "spread", "calls", "leaves", "weak"))
     with pytest.raises(ValueError, match="must be of this version of pipejax"):
         _meta.check_version(tmp_path, former)
+    rounds = {"step", "rounds", "passengers", "spread", "leaves", "weak"}
+    rounds = dict.fromkeys(rounds | {"checksums", "extras", "digest"})
+    with pytest.raises(ValueError, match="must be of this version of pipejax"):
+        _meta.check_version(tmp_path, rounds)
     for present in (meta, {name: meta[name] for name in meta if name != "digest"}):
         _meta.check_version(tmp_path, present)

@@ -286,3 +286,17 @@ def test_test_another_codec_is_refused(manager):
     manager.wait_until_finished()
     with pytest.raises(ValueError, match=r"of 26 leaves differ"):
         checkpoint.restore(manager, other, init(other))
+
+
+def test_restore_inside_a_longer_warm_up_drains_first(manager):
+    """The next step has no delay, and would leave what is in flight for later."""
+    short, long = (train_step(warmup_steps=steps) for steps in (1, 9))
+    state = run(short, init(short), batches(3))
+    checkpoint.save(manager, state)
+    restored = checkpoint.restore(manager, long, init(long))
+    assert restored.drained
+    assert [bool(info.applied) for info in restored.infos] == [True]
+    wanted, _ = short.drain(run(short, init(short), batches(3)))
+    assert_bits_equal(host(restored.state).params, host(wanted).params)
+    again = checkpoint.restore(manager, short, init(short))
+    assert not again.drained

@@ -3,6 +3,7 @@
 import pathlib
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from pipejax import checkpoint
+from pipejax.checkpoint._save import _check_writable
 
 from ..helpers import assert_bits_equal, batches, with_trainable
 from .helpers import entries, host, init, run, train_step
@@ -135,3 +137,36 @@ def test_save_to_a_full_disk_is_an_error(tmp_path):
         cwd=pathlib.Path(__file__).parents[2],
         check=True,
     )
+
+
+class Bucket:
+    """A folder in a bucket: there are files alone, and no folder can be removed."""
+
+    def __init__(self, name):
+        self.name, self.files = name, set()
+
+    def __fspath__(self):
+        return self.name
+
+    def __truediv__(self, name):
+        inside = Bucket(f"{self.name}/{name}")
+        inside.files = self.files
+        return inside
+
+    def mkdir(self, exist_ok=False):
+        pass
+
+    def rmdir(self):
+        raise NotADirectoryError(self.name)
+
+    def write_text(self, text):
+        self.files.add(self.name)
+
+    def unlink(self):
+        self.files.remove(self.name)
+
+
+def test_bucket_without_folders_is_writable():
+    bucket = Bucket("gs://bucket/run")
+    _check_writable(types.SimpleNamespace(directory=bucket))
+    assert bucket.files == set()

@@ -163,3 +163,27 @@ def test_states_can_be_donated_after_a_snapshot(tmp_path, memory):
     with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
         found = checkpoint.restore(manager, train, init(train))
     assert_bits_equal(host(found.state), kept)
+
+
+def test_snapshot_replaces_a_newer_checkpoint_that_is_damaged(tmp_path, memory):
+    train, data = train_step(2), batches(6)
+    with broken_off(tmp_path / "run", memory) as manager:
+        state = run(manager, train, init(train), data[:4], save_at=(2,))
+        state, _ = train.step(state, data[4])
+        checkpoint.save(manager, state, {"step": 5})
+    (tmp_path / "run" / "5" / "extras" / "metadata").write_text('{"step": 7}')
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+        found = checkpoint.restore(manager, train, init(train))
+        assert found.extras == {"step": 4}
+        run(manager, train, found.state, data[4:], save_at=(5,))
+
+
+def test_save_before_the_newest_snapshot_is_refused(tmp_path, memory):
+    train, data = train_step(2), batches(4)
+    with broken_off(tmp_path / "run", memory) as manager:
+        run(manager, train, init(train), data[:3])
+    rule = r"`state` must be of a later step than the snapshots .* step 1 .* of step 3"
+    state, _ = train.step(init(train), data[0])
+    refused = pytest.raises(ValueError, match=rule)
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager, refused:
+        checkpoint.save(manager, state)

@@ -138,9 +138,9 @@ def read_header(path: pathlib.Path) -> Header:
         text = line["content"]
         if line["digest"] != _digest(text):
             raise DamagedError(f"the header of {path.name} is not what was written")
+        return header_of(text)  # another version may have written other fields
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"the header of {path.name}: {error}") from error
-    return header_of(text)
 
 
 def text_of(header: Header) -> str:

@@ -122,6 +122,7 @@ class Keeper:
             self._under_way.join(_LEAVING)
         if remove and not self.off:
             remove = self._messages.all_leave(_LEAVING)
+        self._maps.clear()  # memory of a removed file is freed with its last map
         self.memory.close(remove=remove)
 
     def _turn_off(self, why: str) -> None:

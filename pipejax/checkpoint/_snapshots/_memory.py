@@ -79,8 +79,9 @@ class Memory:
         def contents(blocks: set[Block]) -> dict[Block, np.ndarray]:
             found: dict[Block, np.ndarray] = {}
             for source in sources:
+                missing = blocks - found.keys()
                 with self.opened(source) as (header, read):
-                    there = [x for x in header.offsets if x in blocks - found.keys()]
+                    there = [each for each in header.offsets if each in missing]
                     for block, content in read(there):
                         found[block] = _file.checked(header, block, content)
             return found

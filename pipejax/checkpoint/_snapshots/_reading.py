@@ -9,6 +9,7 @@ from etils import epath
 
 from .._extras import filled
 from .._gather import gathered
+from .._meta import check_version
 from .._read import Choose, Saved, solid, with_empty, written
 from . import _blocks
 from ._catalogue import Source, sources, without
@@ -57,7 +58,9 @@ def _read(keeper: Keeper, choose: Choose, own: list[Source]) -> Saved | set[Sour
     if isinstance(opened, set):
         return opened
     header, contents = opened
-    wanted = choose(epath.Path(keeper.memory.path), header.meta)
+    place = epath.Path(keeper.memory.path)
+    check_version(place, header.meta)
+    wanted = choose(place, header.meta)
     shapes = written(wanted)
     blocks = _blocks.wanted(solid(shapes))
     read = _everywhere(lambda: contents(blocks), own)

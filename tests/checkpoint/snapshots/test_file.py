@@ -1,5 +1,6 @@
 """Tests that files return what was written, and that damage to them shows."""
 
+import json
 import os
 
 import numpy as np
@@ -88,3 +89,15 @@ def test_data_is_private(tmp_path):
     path = tmp_path / "part-0-0"
     write(path, header())
     assert path.with_suffix(".data").stat().st_mode & 0o777 == 0o600
+
+
+def test_header_of_another_version_is_damage(tmp_path):
+    path = tmp_path / "part-0-0"
+    write(path, header())
+    beside = path.with_suffix(".json")
+    line = json.loads(beside.read_text())
+    text = json.dumps(json.loads(line["content"]) | {"newer": 1})
+    digest = _file._digest(text)
+    beside.write_text(json.dumps({"digest": digest, "content": text}))
+    with pytest.raises(DamagedError, match=r"the header of part-0-0: .*newer"):
+        read(path)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pathlib
 
 import pytest
 
@@ -215,3 +216,12 @@ def test_snapshots_of_different_extras_are_given_up(
         run(manager, train, state, batches(1))
         assert not manager.keeper.is_due()
     assert "`extras` must be the same on all processes" in caplog.text
+
+
+def test_closed_manager_maps_no_memory(tmp_path, memory, train):
+    """A page of a removed file stays as long as it is mapped."""
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+        run(manager, train, init(train), batches(1))
+        settled(manager)
+        assert str(memory) in pathlib.Path("/proc/self/maps").read_text()
+    assert str(memory) not in pathlib.Path("/proc/self/maps").read_text()

@@ -287,13 +287,43 @@ def restored_from_damage(folder):
 
 def opened(folder):
     """Returns what opening a folder for saving says, and then for reading."""
-    try:
-        checkpoint.manager(folder).close()
-        said = "opened"
-    except ValueError as error:
-        said = str(error)
+    said = opened_for_saving(folder)
     checkpoint.manager(folder, read_only=True).close()
     return said
+
+
+def opened_for_saving(folder):
+    try:
+        checkpoint.manager(folder).close()
+    except ValueError as error:
+        return str(error)
+    return "opened"
+
+
+def opened_apart(folder):
+    """Returns what opening another folder on each process says."""
+    from pipejax.checkpoint import _manager
+
+    rank, _manager._UNSEEN = jax.process_index(), 0.5
+    return opened_for_saving(pathlib.Path(folder) / str(rank))
+
+
+def saved_in_turn(folder):
+    """Saves in two managers; process 1 lags behind. Returns the steps of one."""
+    train = fed_back(jax.device_count())
+    state = train.init(init_params())
+    with (
+        checkpoint.manager(pathlib.Path(folder) / "last", keep=None) as last,
+        checkpoint.manager(pathlib.Path(folder) / "best", keep=None) as best,
+    ):
+        for _ in range(3):
+            time.sleep(0.3 * jax.process_index())
+            checkpoint.save(last, state)
+            checkpoint.save(best, state)
+            state = run(train, 1, state, drained=False)
+            train.join()
+        last.wait_until_finished()
+        return [*map(int, last.all_steps())]
 
 
 def refused(folder):
@@ -535,6 +565,8 @@ TASKS = {
     "restored": restored,
     "saved_and_restored": saved_and_restored,
     "opened": opened,
+    "opened_apart": opened_apart,
+    "saved_in_turn": saved_in_turn,
     "refused": refused,
     "restored_from_damage": restored_from_damage,
     "extras_of_each": extras_of_each,
