@@ -61,10 +61,10 @@ def about_predictions(config: timing.TrainConfig, replicas: int) -> list[str]:
     if config.width == 1 or replicas == 1:
         return []
     return [
-        f"Each of {replicas} devices or hosts predicts with a noisy gradient of its"
-        " own, which costs accuracy on text, and more so the more they are. Compare"
-        " with `at_once=pj.codecs.power_sgd(16, jax.random.key(0))`, where none"
-        " predicts, and a few per cent of the bytes are not hidden."
+        f"{replicas} devices or hosts predict, each by its own noisy gradient, which"
+        " costs accuracy on text, and the more, the more they are. Compare with"
+        " `at_once=pj.codecs.power_sgd(16, jax.random.key(0))`: none predicts, and a"
+        " few per cent of the bytes are not hidden."
     ]
 
 

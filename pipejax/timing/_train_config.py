@@ -91,7 +91,13 @@ class TrainConfig(NamedTuple):
         return of_halves(first, second, slopes=self.width > 1)
 
     def encodings(self, cluster: Cluster, elements: int, codec: Codec | None) -> int:
-        """Returns how many times in turn a value of a gradient is encoded, at most."""
+        """Returns how many times in turn a value of a gradient is encoded, at most.
+
+        Args:
+          cluster: The cluster, for its number of hosts and devices.
+          elements: The number of float32 elements of the gradient.
+          codec: The codec with the name `self.codec`, or `None`.
+        """
         p = cluster.hosts if self.levels else cluster.hosts * cluster.devices
         return encodings(self.algorithm, p, elements, codec)
 

@@ -210,7 +210,7 @@ def test_unfinished_checkpoint_of_a_killed_job_is_removed(tmp_path):
     assert entries(tmp_path) == []
 
 
-def test_managers_name_their_barriers_after_their_folders(tmp_path):
+def test_barriers_of_two_managers_have_different_names(tmp_path):
     with (
         checkpoint.manager(tmp_path / "last") as last,
         checkpoint.manager(tmp_path / "best") as best,

@@ -165,7 +165,7 @@ def test_states_can_be_donated_after_a_snapshot(tmp_path, memory):
     assert_bits_equal(host(found.state), kept)
 
 
-def test_snapshot_replaces_a_newer_checkpoint_that_is_damaged(tmp_path, memory):
+def test_snapshot_replaces_a_newer_damaged_checkpoint(tmp_path, memory):
     train, data = train_step(2), batches(6)
     with broken_off(tmp_path / "run", memory) as manager:
         state = run(manager, train, init(train), data[:4], save_at=(2,))

@@ -170,7 +170,7 @@ def test_device_speed_is_taken_from_its_memory(capsys):
     plan(*GIVEN, "--device", "h100", parameters="300M", compute="250")
     notes, ways, *_ = capsys.readouterr().out.split("\n\n")
     assert "memory's 3352 GB/s: NVIDIA H100 80GB HBM3, as XLA knows it" in notes
-    assert ways.startswith("  1  width 2, hierarchical, halving_doubling, int4  ")
+    assert ways.startswith("  1  width 2, hierarchical, two_shot, int4  ")
 
 
 def test_rows_of_codecs_without_measured_accuracy_say_so(capsys):

@@ -85,7 +85,7 @@ def test_schedule_counts_by_its_last_rate():
     assert max_curvature(tx, 2) == pytest.approx(1.0, rel=1e-6)
 
 
-def test_flag_of_a_first_step_is_that_of_later_steps():
+def test_flag_of_a_first_step_has_its_later_value():
     """Its first update is `-0.1 g`, and all others `-0.1 (2 g - g_before)`."""
     found = linear_update(optax.optimistic_gradient_descent(0.1))
     np.testing.assert_allclose(found.gradient[-1], -0.2, rtol=1e-6)

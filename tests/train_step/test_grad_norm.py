@@ -111,7 +111,7 @@ def test_drained_gradients_have_norms():
     np.testing.assert_allclose(mean.grad_norm, np.mean(wanted), rtol=1e-5)
 
 
-def test_norm_has_no_part_of_a_batch_that_is_not_finite():
+def test_norm_leaves_out_a_part_of_a_gradient_with_nan():
     """The optimizer is given the rest of the batch before, and then what is fresh."""
     train = pj.make_train_step(
         loss_fn,

@@ -183,7 +183,7 @@ def test_round_without_weight_moves_the_anchor_and_its_residual():
 
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
-def test_drain_leaves_residuals_for_the_rounds_after_it(executor):
+def test_drain_leaves_residuals_for_later_rounds(executor):
     """The sent element in turn is the first or the second, so neither lags by two."""
     slope = jnp.float32([3, 2])
     codec = pj.codecs.error_feedback(pj.codecs.top_k(1))

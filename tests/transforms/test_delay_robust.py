@@ -96,7 +96,7 @@ def test_robust_momentum_refuses_a_share_or_decay_out_of_range(option, value):
 
 
 @pytest.mark.parametrize("updates", ["float32", "bfloat16"])
-def test_dtypes_stay_as_they_are(updates):
+def test_dtypes_of_updates_and_state_stay(updates):
     tx, params = transforms.delay_robust(0.9, 2), jnp.ones(3, "bfloat16")
     g = jnp.ones(3, updates)
     state = tx.init(params)

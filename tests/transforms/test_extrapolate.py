@@ -73,7 +73,7 @@ def test_unextrapolated_needs_a_state_with_extrapolation():
 
 
 @pytest.mark.parametrize("updates", ["float32", "bfloat16"])
-def test_dtypes_stay_as_they_are(updates):
+def test_dtypes_of_updates_and_state_stay(updates):
     tx, params = transforms.extrapolate_updates(1), jnp.ones(3, "bfloat16")
     g = jnp.ones(3, updates)
     state = tx.init(params)

@@ -119,7 +119,7 @@ def test_extra_arguments_reach_an_optimizer_in_multi_steps():
     np.testing.assert_allclose(found, [-0.1, -0.1], rtol=1e-6)
 
 
-def test_optimizer_with_a_collective_begins_where_its_axis_is_bound():
+def test_optimizer_with_a_collective_begins_only_with_a_bound_axis():
     def update(updates, state, params=None):
         return jax.lax.pmean(updates, "model"), state
 

@@ -128,7 +128,7 @@ def test_pipeline_state_of_another_form_is_refused(other):
         )
 
 
-def test_gradients_of_which_some_are_summed_are_refused():
+def test_partly_summed_gradients_are_refused():
     def update(tx, state, params, batch):
         cast = params | {"out": lax.pcast(params["out"], "data", to="varying")}
         return tx.update(gradients_of(cast, batch), state)
