@@ -10,7 +10,7 @@ import pipejax as pj
 from pipejax import codecs, timing
 
 from ._candidates import USUAL, candidates
-from ._cluster import calibration, extrapolated, shared_hosts
+from ._cluster import HOSTS, calibration, extrapolated, measured
 from ._command import add_command, write_json
 from ._model import Model, load_step, spread
 from ._units import ROUNDS, VECTOR, check, count
@@ -35,6 +35,7 @@ _OPTIONS = {
     f" elements, such as 4M; by default {', '.join(f'{n:,}' for n in timing.SIZES)}",
     "--rounds N": "how often everything is measured; the fit uses medians; 7 by"
     " default",
+    **HOSTS,
     "--model MODULE:FUNCTION": "also measure the compute of a model's step; the"
     " function takes a mesh and returns (train, state, batch), as for `pipejax"
     " inspect`, but with arrays; on several processes the batch is train.batch(part)",
@@ -64,16 +65,15 @@ def run(args: argparse.Namespace) -> int:
         pj.launch.initialize()
         # JAX joins before codecs are made: some hold a key, an array on a device.
         chosen = candidates(args.codecs)
-    mesh = pj.data_mesh()
+    mesh, notes = measured(args.hosts)
     # The user's code runs first: if it fails, no measurement is lost.
     model = None
     if args.model:
-        program = load_step(args.model, mesh)
+        program = load_step(args.model, pj.data_mesh())
         times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
         model = Model.of(program, times)
     with in_one_line(ValueError), enough_memory("sizes"):
         fit = timing.calibrate(mesh, chosen, sizes, rounds=args.rounds)
-    notes = shared_hosts(mesh.size)
     if jax.process_index() == 0:
         trust = timing.trust(fit)
         print("\n".join([str(fit), *notes, f"\n{trust}"]))

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
+import pipejax as pj
 from pipejax import codecs, timing
 from pipejax._internal.integers import is_integer
 
@@ -117,20 +119,64 @@ def extrapolated(elements: int, largest: int | None) -> list[str]:
     ]
 
 
-def shared_hosts(devices: int) -> list[str]:
-    """Returns a line if several of the measured devices share a host, else none.
+HOSTS = {
+    "--hosts N": "number of hosts, each with as many of the devices; by default,"
+    " accelerators are counted by the names of their hosts, and each CPU device is one"
+}
+"""The option of commands that measure."""
 
-    All processes must call it.
+
+class Measured(NamedTuple):
+    """The mesh to measure on.
+
+    Attributes:
+      mesh: A mesh with an axis of hosts and one of the devices of each, if there are
+        several of both, and otherwise with a single axis.
+      notes: What is not as it is counted, if anything.
     """
+
+    mesh: Mesh
+    notes: list[str]
+
+
+def measured(hosts: int | None) -> Measured:
+    """Returns the mesh of all devices, of which each host has as many.
+
+    `None` counts the hosts by their names. On CPUs, where hosts are often emulated and
+    have one name, it takes each device for a host. All processes must call it.
+    """
+    mesh = pj.data_mesh()
+    names = _names_of_hosts()
+    count = len(set(names)) if hosts is None else hosts
+    if hosts is None and mesh.devices.flat[0].platform == "cpu":
+        count = mesh.size
+    if hosts is not None and (hosts < 1 or mesh.size % hosts):
+        raise UsageError(
+            f"`--hosts` must divide the {mesh.size} devices into equal parts, got"
+            f" {hosts}. Leave it out to count the hosts"
+        )
+    if 1 < count < mesh.size and not mesh.size % count:
+        two = pj.data_mesh(axis_name=("host", "device"), hosts=count)
+        rows = [{names[x.process_index] for x in row} for row in two.devices]
+        if all(len(row) == 1 for row in rows):
+            return Measured(two, [])
+    if len(set(names)) == mesh.size or hosts == mesh.size:
+        return Measured(mesh, [])
+    return Measured(
+        mesh,
+        [
+            f"{mesh.size} devices share {len(set(names))} host(s), and each was"
+            " measured as a host with a link of its own. To plan for hosts with several"
+            " devices, give `pipejax plan` --hosts, --devices, --device and --bandwidth"
+            " in place of a file."
+        ],
+    )
+
+
+def _names_of_hosts() -> list[int]:
+    """Returns for each process a number of the name of its host."""
     name = np.uint32(zlib.crc32(socket.gethostname().encode()))
-    hosts = np.unique(multihost_utils.process_allgather(name)).size
-    if hosts == devices:
-        return []
-    return [
-        f"{devices} devices share {hosts} host(s), and each was measured as a host with"
-        " a link of its own. To plan for hosts with several devices, give `pipejax"
-        " plan` --hosts, --devices, --device and --bandwidth in place of a file."
-    ]
+    return np.ravel(multihost_utils.process_allgather(name)).tolist()
 
 
 def kind_flags(device: Any) -> str:

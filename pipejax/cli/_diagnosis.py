@@ -9,7 +9,7 @@ from pipejax.overlap import Measurement
 
 from ._model import Model
 from ._rows import about_accuracy, chosen, exact, gain, said
-from ._snippet import about_predictions, snippet
+from ._snippet import about_predictions, predicts_by_host, snippet
 
 SHORT = 1.05
 """The smallest `Measurement.ceiling` at which the hidden share can be measured."""
@@ -38,18 +38,18 @@ class Advice(NamedTuple):
     """The ways to train a model on the measured cluster, with their step times.
 
     Attributes:
+      cluster: The cluster.
       delayed: For each parameter whether its gradient must be delayed for the
         recommended way to hide its exchange, with one bool for a subtree of equal ones.
         `None` if that is not known, or if all must be.
-      replicas: The number of devices, or hosts, that predict by gradients of their own.
       rounds: The ways with local steps, the best first, if the exchange of the
         recommended way takes much longer than the compute.
     """
 
     model: Model
     ways: list[timing.RankedConfig]
+    cluster: timing.Cluster
     delayed: Any = None
-    replicas: int = 1
     rounds: Sequence[timing.RankedConfig] = ()
 
     @property
@@ -72,13 +72,31 @@ class Advice(NamedTuple):
                 *(f"{name:<14}{said(choice)}" for name, choice in shown.items()),
                 gain(),
                 *about_accuracy(shown.values()),
-                *about_predictions(shown["recommended"].config, self.replicas),
+                *about_predictions(shown["recommended"].config, self._replicas),
                 "",
-                snippet(shown["recommended"].config),
+                self.python,
                 *self._least_delay(),
                 *self._local_steps(),
             ]
         )
+
+    @property
+    def python(self) -> str:
+        """Returns the recommended train step as Python."""
+        return self._python(chosen(self.ways).config)
+
+    @property
+    def _replicas(self) -> int:
+        """Returns how many devices, or hosts, predict by gradients of their own."""
+        hosts, devices = self.cluster.hosts, self.cluster.devices
+        if predicts_by_host(self.shown["recommended"].config, devices):
+            return hosts
+        return hosts * devices
+
+    def _python(self, config: timing.TrainConfig) -> str:
+        hosts, devices = self.cluster.hosts, self.cluster.devices
+        inner = "device" if config.sync_every and devices > 1 else None
+        return snippet(config, inner=inner, hosts=hosts, devices=devices)
 
     def _local_steps(self) -> list[str]:
         if not self.rounds:
@@ -88,7 +106,7 @@ class Advice(NamedTuple):
             "# No pipeline hides this exchange. Local steps need less time, and cost",
             "# accuracy: docs/local_steps.md",
             "",
-            snippet(self.rounds[0].config),
+            self._python(self.rounds[0].config),
         ]
 
     def _least_delay(self) -> list[str]:
@@ -150,7 +168,7 @@ class Diagnosis(NamedTuple):
             "model": advice and advice.model._asdict(),
             "ways": advice and [choice.to_dict() for choice in advice.ways],
             "local_steps": advice and [choice.to_dict() for choice in advice.rounds],
-            "python": advice and snippet(chosen(advice.ways).config),
+            "python": advice and advice.python,
             "delayed": advice and repr(advice.delayed),
         }
 

@@ -19,7 +19,7 @@ from pipejax.codecs import Codec
 from pipejax.launch import Place
 
 from ._candidates import USUAL, candidates
-from ._cluster import kind_flags, shared_hosts
+from ._cluster import HOSTS, kind_flags, measured
 from ._command import add_command, write_json
 from ._delayed import merged_flags
 from ._diagnosis import Advice, Diagnosis, Overlap, to_plan
@@ -48,6 +48,7 @@ _OPTIONS = {
     "--parameters COUNT": "number of your model's parameters, such as 300M, in place of"
     " --model",
     "--compute-ms MS": "milliseconds that one device computes in a step of your model",
+    **HOSTS,
     "--codecs [NAME ...]": "codecs to consider, each as `pipejax calibrate` measures"
     f" it; by default {', '.join(USUAL)}",
     "--rounds N": "how often everything is measured; medians count; 3 by default",
@@ -77,12 +78,12 @@ def run(args: argparse.Namespace) -> int:
         # JAX joins before codecs are made: some hold a key, an array on a device.
         codecs = candidates(args.codecs)
     mesh = pj.data_mesh()
+    hosts, notes = measured(args.hosts) if mesh.size > 1 else (mesh, [])
     program = load_step(args.model, mesh) if args.model else _example(mesh)
     times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
     fit = None
     if mesh.size > 1:
-        fit = timing.calibrate(mesh, codecs, timing.SIZES, args.rounds)
-    notes = shared_hosts(mesh.size) if fit else []
+        fit = timing.calibrate(hosts, codecs, timing.SIZES, args.rounds)
     if jax.process_index() != 0:
         return 0
     model = model or Model.of(program, times)
@@ -95,13 +96,13 @@ def run(args: argparse.Namespace) -> int:
         plan = to_plan(why, f"{model}{shared}{kind_flags(device)}")
     advice = _advice(fit, model, program, codecs) if fit and not plan else None
     executor = program.train.executor
-    measured = Overlap(
+    overlap = Overlap(
         args.model or "a built-in MLP", f"{executor.name} ({executor.reason})", times
     )
     options = (
         executor.options if isinstance(executor, Fused | FusedRounds) else ({}, {})
     )
-    found = Diagnosis(_here(mesh, place), *options, measured, fit, notes, advice, plan)
+    found = Diagnosis(_here(mesh, place), *options, overlap, fit, notes, advice, plan)
     print(found)
     with in_one_line(ImportError, OSError, ValueError):
         if args.json:
@@ -118,13 +119,16 @@ def _advice(
     mesh = program.train.mesh
     compute = timing.Compute.of(model.compute / 1e3)
     one_core = mesh.devices.flat[0].platform == "cpu"
-    ways = timing.plan(fit.cluster, model.elements, compute, codecs, one_core=one_core)
+    cluster, n = fit.cluster, model.elements
+    ways = timing.plan(cluster, n, compute, codecs, one_core=one_core)
     best, rounds = chosen(ways), []
     if best.ratio > EXPOSED:
-        rounds = in_rounds(ways, codecs, compute, one_core=one_core)
-    # In an exchange of two levels, the devices of a host predict as one.
-    replicas = fit.cluster.hosts if best.config.levels else mesh.size
-    return Advice(model, ways, _least_delay(program, model, best), replicas, rounds)
+        # Only hosts exchange, each device its share of the parameters.
+        own, part = timing.sharded(cluster), -(-n // cluster.devices)
+        alone = timing.plan(own, part, compute, codecs, one_core=one_core)
+        rounds = in_rounds(alone, codecs, compute, one_core=one_core)
+    delayed = _least_delay(program, model, best)
+    return Advice(model, ways, fit.cluster, delayed, rounds)
 
 
 def _least_delay(program: RunnableStep, model: Model, way: timing.RankedConfig) -> Any:

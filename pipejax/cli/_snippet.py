@@ -62,7 +62,7 @@ def about_predictions(config: timing.TrainConfig, replicas: int) -> list[str]:
         return []
     return [
         f"{replicas} devices or hosts predict, each by its own noisy gradient, which"
-        " costs accuracy on text, and the more, the more they are. Compare with"
+        " costs accuracy on text, and more with more of them. Compare with"
         " `at_once=pj.codecs.power_sgd(16, jax.random.key(0))`: none predicts, and a"
         " few per cent of the bytes are not hidden."
     ]

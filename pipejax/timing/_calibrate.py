@@ -4,6 +4,8 @@ All hosts measure at the same time, so that processes that share a core are meas
 while they share it.
 """
 
+import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,10 +20,10 @@ from pipejax.codecs import Codec
 
 from ._cluster import CodecSpeed
 from ._counts import COST_MODELS
-from ._exchange import ExchangeCounts
+from ._exchange import ExchangeCounts, through_one_link
 from ._fit import Fit, Sample, fit
 from ._leaves import square_leaves
-from ._rounds import FLOAT32, ROUNDS
+from ._rounds import FLOAT32, ROUNDS, Algorithm
 from ._stopwatch import Case, check_several, exchange_times, in_turn
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**21)
@@ -40,18 +42,21 @@ def calibrate(
 
     Every process of the program must call this function. It works as follows:
 
-    1. Time `psum`, `ring`, `two_shot`, `halving_doubling` and `tree` without a codec,
-       for each size.
+    1. Time `psum`, `ring`, `two_shot`, `halving_doubling` and `tree` between hosts,
+       without a codec, for each size. The devices of a host exchange at the same time,
+       and share its link.
     2. Time an addition, and encoding and decoding with each codec, on one device of
        each host and without communication.
     3. Fit latency, bandwidth, shares and synchronisation to the exchange times; see
        `pj.timing.fit`.
+    4. With several devices on each host, do the same inside hosts, for `Cluster.inner`.
 
     Pass the result to `pj.timing.trust` to learn whether its predictions can be relied
     on.
 
     Args:
-      mesh: A mesh with one device of each host.
+      mesh: A mesh with one device of each host, or with an axis of hosts and one of the
+        devices of each, as `pj.data_mesh(axis_name=("host", "device"))` makes.
       codecs: The codecs whose speed is measured, under the names that they get in
         `Cluster.codecs`.
       sizes: The lengths of the vectors that are exchanged, in elements of float32. Give
@@ -60,13 +65,37 @@ def calibrate(
         uses the medians.
 
     Returns:
-      The cluster with its fitted speeds, and the samples that they were fitted to.
+      The cluster with its fitted speeds, and the samples between hosts that they were
+      fitted to.
 
     Raises:
-      ValueError: If `mesh` has a single device, which exchanges nothing, or if `sizes`
-        are too few to tell latency from bandwidth.
+      ValueError: If `mesh` has a single device or host, which exchanges nothing, or if
+        `sizes` are too few to tell latency from bandwidth.
     """
     check_several(mesh)
+    between, *inside = mesh.axis_names
+    hosts, devices = mesh.shape[between], math.prod(mesh.shape[x] for x in inside)
+    if hosts == 1 or len(inside) > 1:
+        raise ValueError(
+            "`mesh` must have one axis, or an axis of several hosts and one of the"
+            f" devices of each; got {dict(mesh.shape)}. On one host, call"
+            " pj.data_mesh() for a mesh that takes each device for a host."
+        )
+    samples = _samples(mesh, between, sizes, rounds, sharing=devices)
+    reduction, speeds = core_speeds(mesh, codecs or {}, max(sizes), rounds)
+    found = fit(hosts, samples, reduction, speeds)
+    if devices == 1:
+        return found
+    within = fit(devices, _samples(mesh, inside[0], sizes, rounds), reduction).cluster
+    return found._replace(
+        cluster=dataclasses.replace(found.cluster, devices=devices, inner=within.link)
+    )
+
+
+def _samples(
+    mesh: Mesh, axis_name: str, sizes: Sequence[int], rounds: int, sharing: int = 1
+) -> tuple[Sample, ...]:
+    """Measures exchanges along an axis, where so many devices share a link."""
     cases = {
         f"{algorithm} {n}": (algorithm, n) for algorithm in ALGORITHMS for n in sizes
     }
@@ -77,17 +106,17 @@ def calibrate(
             for name, (algorithm, n) in cases.items()
         },
         rounds,
+        axis_name=axis_name,
     )
-    samples = tuple(
-        Sample(
-            name,
-            ExchangeCounts(COST_MODELS[algorithm](mesh.size, n, None)),
-            tuple(times[name]),
-            n,
-        )
+
+    def counts(algorithm: Algorithm, n: int) -> ExchangeCounts:
+        own = COST_MODELS[algorithm](mesh.shape[axis_name], n, None)
+        return ExchangeCounts(through_one_link(own, sharing))
+
+    return tuple(
+        Sample(name, counts(algorithm, n), tuple(times[name]), n)
         for name, (algorithm, n) in cases.items()
     )
-    return fit(mesh.size, samples, *core_speeds(mesh, codecs or {}, max(sizes), rounds))
 
 
 def core_speeds(

@@ -167,10 +167,10 @@ def flat(
     if cluster.hosts == 1:
         return ExchangeCounts(inside=counts)
     share = _crossing(algorithm, cluster.hosts, cluster.devices)
-    return ExchangeCounts(_through_one_link(counts, share))
+    return ExchangeCounts(through_one_link(counts, share))
 
 
-def _through_one_link(counts: Counts, devices: float) -> Counts:
+def through_one_link(counts: Counts, devices: float) -> Counts:
     """Multiplies the bytes of one device by the devices that share a host's link."""
     sent = {name: devices * getattr(counts, name) for name in SENT}
     return counts._replace(**sent)
@@ -242,4 +242,4 @@ def hierarchical(
     inside = counted(inner, cluster.devices, n, None)
     piece = -(-n // cluster.devices)
     between = counted(outer, cluster.hosts, piece, codec)
-    return ExchangeCounts(_through_one_link(between, cluster.devices), inside)
+    return ExchangeCounts(through_one_link(between, cluster.devices), inside)

@@ -86,6 +86,7 @@ class Fit(NamedTuple):
             f" {8e-6 * link.bandwidth:.0f} Mbit/s ({parts}), synchronisation"
             f" {1e6 * self.cluster.synchronisation:.0f} us, sums"
             f" {1e-9 * self.cluster.reduction:.1f} GB/s",
+            *self._inside(),
             *(
                 f"{name}: encodes {1e-9 * speed.encode:.1f}, decodes"
                 f" {1e-9 * speed.decode:.1f} GB/s of float32"
@@ -93,6 +94,16 @@ class Fit(NamedTuple):
             ),
         ]
         return "\n".join(lines)
+
+    def _inside(self) -> list[str]:
+        inner, devices = self.cluster.inner, self.cluster.devices
+        if inner is None:
+            return []
+        return [
+            f"inside a host, between {devices} devices: latency"
+            f" {1e6 * inner.latency:.0f} us, bandwidth"
+            f" {1e-9 * inner.bandwidth:.1f} GB/s"
+        ]
 
     def __str__(self) -> str:
         rows = zip(self.samples, self.predicted, self.errors, strict=True)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import join
-from pipejax._internal.mesh import on_mesh
+from pipejax._internal.mesh import AxisName, axes, on_mesh
 from pipejax.collectives import AllReduce, Layout, Stages, Summands, psum, run
 
 from ._leaves import square_leaves
@@ -33,7 +33,11 @@ class Case(NamedTuple):
 
 
 def exchange_times(
-    mesh: Mesh, cases: Mapping[str, Case], rounds: int
+    mesh: Mesh,
+    cases: Mapping[str, Case],
+    rounds: int,
+    *,
+    axis_name: AxisName | None = None,
 ) -> dict[str, list[float]]:
     """Measures how long each all-reduce takes until all devices are done.
 
@@ -41,16 +45,20 @@ def exchange_times(
     runs as a single program, whereas `profile` measures its phases separately.
 
     Args:
-      mesh: The mesh. Vectors are summed over all of its axes.
+      mesh: The mesh.
       cases: The all-reduces to measure, by name.
       rounds: The number of measurement rounds. In each round, all cases run in turn, so
         that a disturbance affects all of them.
+      axis_name: The axis, or the axes, over which vectors are summed, at the same time
+        at all places along the others. `None` stands for all axes.
 
     Returns:
       The seconds of each case by name, one for each round, measured at the process
       that takes longest.
     """
-    programs = {name: CompiledAllReduce(mesh, case) for name, case in cases.items()}
+    programs = {
+        name: CompiledAllReduce(mesh, case, axis_name) for name, case in cases.items()
+    }
     return in_turn(mesh, programs, rounds)
 
 
@@ -93,11 +101,15 @@ def check_several(mesh: Mesh) -> None:
 class CompiledAllReduce:
     """A compiled all-reduce, with the arrays that it sums and its codec states."""
 
-    def __init__(self, mesh: Mesh, case: Case) -> None:
-        self.axis = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]
+    def __init__(
+        self, mesh: Mesh, case: Case, axis_name: AxisName | None = None
+    ) -> None:
+        every = mesh.axis_names
+        self.axis = axis_name or (every if len(every) > 1 else every[0])
         self._case = case
         self._layout = Layout.of_shapes(square_leaves(case.elements))
-        own = P(self.axis)
+        own = P(every)
+        apart = tuple(name for name in every if name not in axes(self.axis))
 
         def init() -> Any:
             return self.stages().init()
@@ -117,8 +129,9 @@ class CompiledAllReduce:
 
         self.summands = Summands(tuple(map(made, self._layout.coded)))
         self.states = jax.jit(on_mesh(init, mesh, (), own))()
-        # All devices have the same sums. Their states differ.
-        self._step = jax.jit(on_mesh(local, mesh, (own, own), (P(), own)))
+        # All devices of the sum have the same. Their states differ.
+        total = P(apart) if apart else P()
+        self._step = jax.jit(on_mesh(local, mesh, (own, own), (total, own)))
 
     def stages(self) -> Stages:
         """Returns the stages of the all-reduce; call this inside `shard_map`."""

@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import shlex
 import sys
 
 import pytest
@@ -138,6 +139,28 @@ def test_calibration_on_a_cluster_finds_the_bandwidth_of_the_links(tmp_path):
     assert 0 < found.codec("int8").encode < math.inf
     assert any("measured" in line for line in hosts["host0"])
     assert not any("measured" in line for line in hosts["host1"])
+
+
+@pytest.mark.full
+@needs_namespaces
+def test_calibration_finds_the_bandwidth_shared_by_two_devices(tmp_path):
+    """Each host has two processes, which both send over its link."""
+    out = tmp_path / "cluster.json"
+    command = [sys.executable, "-m", "pipejax.cli", "launch", "--processes", "2"]
+    script = shlex.join([*command, "--hosts", "2", "--host"]) + (
+        " $RANK --coordinator $MASTER_ADDR:29600 -- "
+        + shlex.join([sys.executable, "-m", "pipejax.cli", "calibrate", "--hosts", "2"])
+        + f" --rounds 3 --codecs int8 --out {shlex.quote(str(out))}"
+    )
+    code, hosts, said = run(
+        *("--hosts", "2", "--rate", "100mbit"), command=["sh", "-c", f"exec {script}"]
+    )
+    assert code == 0, (said, hosts)
+    found = timing.from_json(json.loads(out.read_text())["cluster"])
+    assert (found.hosts, found.devices) == (2, 2)
+    rate = cluster.bits_per_second("100mbit") / 8
+    assert rate / 3 < found.link.bandwidth < 3 * rate
+    assert found.inner.bandwidth > found.link.bandwidth
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,21 @@ def test_doctor_measures_the_model_of_a_user(tmp_path, capsys):
     assert picture.startswith(PNG)
 
 
+def test_doctor_plans_for_hosts_with_several_devices(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "two_levels.py"
+    path.write_text(MODEL)
+    monkeypatch.setattr(Model, "of", lambda *_: Model(48, 1e-3))
+    code, found, _ = doctor(tmp_path, "--model", f"{path}:step", "--hosts", "4")
+    assert code == 0
+    cluster = timing.from_json(found["cluster"])
+    assert (cluster.hosts, cluster.devices) == (4, 2)
+    printed = capsys.readouterr().out
+    assert "inside a host, between 2 devices: " in printed
+    mesh = 'mesh = pj.data_mesh(axis_name=("host", "device"), hosts=4)\n'
+    assert mesh in printed.split("pj.make_train_step")[1]  # that of local steps
+    assert "each was measured as a host" not in printed
+
+
 def test_doctor_prints_a_local_step_for_a_short_compute(tmp_path, capsys, monkeypatch):
     path = tmp_path / "short_model.py"
     path.write_text(MODEL)
@@ -115,6 +130,7 @@ def test_doctor_on_one_device_reports_no_exchange(tmp_path, capsys, monkeypatch)
             "`--compute-ms` must be at least 1e-06, got nan",
         ),
         (["--codecs", "zip"], "zip"),
+        (["--hosts", "3"], "`--hosts` must divide the 8 devices into equal parts, go"),
     ],
 )
 def test_bad_flags_of_doctor_are_refused(flags, says, capsys):
