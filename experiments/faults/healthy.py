@@ -62,7 +62,7 @@ def main(config: Config) -> dict[str, Any]:
     busy = [context.Process(target=_compute, daemon=True) for _ in range(config.load)]
     for each in busy:
         each.start()
-    found: dict[str, Any] = {"jobs": 0, "ended": 0, "most_load": 0.0}
+    found: dict[str, Any] = {"jobs": 0, "ended": 0}
     if config.out.exists():
         found = json.loads(config.out.read_text())["found"]
     ended, seconds = found["ended"], []
@@ -76,7 +76,9 @@ def main(config: Config) -> dict[str, Any]:
                 "ended": ended,
                 "median_s": round(float(np.median(seconds)), 2),
                 # Of the last minute, with everything else that runs on the machine.
-                "most_load": max(found["most_load"], round(os.getloadavg()[0], 1)),
+                "most_load": max(
+                    found.get("most_load", 0.0), round(os.getloadavg()[0], 1)
+                ),
             }
             report.save(config.out, seed=0, **report.settings(config), found=found)
     finally:

@@ -29,6 +29,13 @@ def promoted(a: DTypeLike, b: DTypeLike) -> np.dtype:
         return np.dtype(jnp.promote_types(a, b))
 
 
+def wide_zeros(tree: Any) -> Any:
+    """Returns zeros of the same shapes, in at least 32 bits."""
+    return jax.tree.map(
+        lambda x: jnp.zeros_like(x, promoted(x.dtype, jnp.float32)), tree
+    )
+
+
 def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
     """Joins the elements of arrays into one vector.
 

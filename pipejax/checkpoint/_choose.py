@@ -20,10 +20,12 @@ def whole(
     manager: ocp.CheckpointManager,
     step: int | None,
     read: Callable[[int], Saved | Fault],
+    last: Callable[[], Saved | None] = lambda: None,
 ) -> Saved:
     """Returns a whole checkpoint, the same one on all processes.
 
-    Without a `step`, the newest whole one is taken, and newer ones are moved aside.
+    Without a `step`, the newest whole one is taken, and newer ones are moved aside. If
+    none is whole, it takes what `last` returns.
     """
     # Another job may save in the folder, and delete old checkpoints, at the same time.
     gone: frozenset[int] = frozenset()
@@ -32,7 +34,7 @@ def whole(
         there = [number for number in steps(manager) if number not in gone]
         if gone and not there and step is None:
             continue  # the listing may not show the newest checkpoint yet
-        found = _first_whole(manager, there, step, read)
+        found = _first_whole(manager, there, step, read, last)
         if isinstance(found, Saved):
             return found
         gone |= found
@@ -52,6 +54,7 @@ def _first_whole(
     there: list[int],
     step: int | None,
     read: Callable[[int], Saved | Fault],
+    last: Callable[[], Saved | None],
 ) -> Saved | frozenset[int]:
     """Returns the first whole candidate, or steps that were deleted meanwhile."""
     damaged: dict[int, str] = {}
@@ -73,6 +76,9 @@ def _first_whole(
             )
         damaged[number] = found.text
         _log.warning("%s is damaged: %s", what, found.text)
+    if (kept := last()) is not None:
+        _move_aside(manager, damaged)
+        return kept
     said = "; ".join(f"step {number}: {text}" for number, text in damaged.items())
     raise ValueError(
         f"`manager` must have a checkpoint that is whole, got damage in"

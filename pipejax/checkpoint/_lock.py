@@ -22,8 +22,15 @@ _WITHOUT = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Lock:
+    """The lock of a folder.
+
+    Attributes:
+      held: Whether the file system has locks, so that no other job saves there.
+    """
+
     def __init__(self, folder: pathlib.Path) -> None:
         """Raises a `ValueError` if another manager holds the lock."""
+        self.held = True
         path = folder / NAME
         self._file: Any = open(path, "a+")  # noqa: SIM115 - held until `release`
         try:
@@ -38,6 +45,7 @@ class Lock:
         except OSError as error:
             if error.errno not in _WITHOUT:
                 raise
+            self.held = False
             said = "%s cannot be locked: %s. See that no second job saves there."
             _log.warning(said, folder, error)
         # A forked child would still hold the lock when this process is gone.

@@ -26,7 +26,8 @@ from ._meta import digest
 from ._snapshots import Keeper
 
 _log = logging.getLogger("pipejax")
-_UNSEEN = 60.0  # seconds for which a file that was written may be seen by no other host
+# Seconds for which another host may not see a new folder: NFS looks again after 30.
+_UNSEEN = 40.0
 
 
 class LockedManager(ocp.CheckpointManager):
@@ -103,7 +104,8 @@ def manager(
     Each of several processes must make a manager of the same folder. While the manager
     is open, process 0 holds a lock on the folder, so that a second job which would save
     there is refused at its start. A process that ends, even by SIGKILL, leaves no lock
-    behind. Buckets have no locks.
+    behind. Buckets have no locks. With the lock, process 0 removes checkpoints that a
+    killed job has left unfinished.
 
     Args:
       folder: Folder of the checkpoints, or the URL of a bucket (`gs://bucket/run`). It
@@ -167,6 +169,9 @@ def _opened(
     lock: Lock | None,
     keeper: Keeper | None,
 ) -> ocp.CheckpointManager:
+    # Barriers of two managers would otherwise have the same names.
+    prefix = digest(gathered(place)[0])[:16]
+
     def opened() -> ocp.CheckpointManager:
         return LockedManager(
             place,
@@ -177,9 +182,8 @@ def _opened(
                 read_only=read_only,
                 # Processes that list the same network folder may see different files.
                 single_host_load_and_broadcast=True,
-                # Barriers of two managers would otherwise have the same names.
                 multiprocessing_options=ocp.options.MultiprocessingOptions(
-                    barrier_sync_key_prefix=digest(gathered(place)[0])[:16]
+                    barrier_sync_key_prefix=prefix
                 ),
                 # Its barrier would wait for a process that cannot list the folder.
                 save_root_metadata=False,
@@ -201,21 +205,23 @@ def _locked(place: str) -> Lock | None:
         path = pathlib.Path(place)
         with writing_to(place):
             path.mkdir(parents=True, exist_ok=True)
-            held = Lock(path)
+            made = Lock(path)
             # A job that was killed has left what it was writing.
-            for unfinished in path.glob("*.orbax-checkpoint-tmp*"):
+            for unfinished in path.glob("*.orbax-checkpoint-tmp*") if made.held else ():
                 shutil.rmtree(unfinished, ignore_errors=True)
-            return held
+            return made
 
     return all_or_none(lock)
 
 
 def _check_shared(place: str) -> None:
     """Raises a `ValueError` if a process does not see what process 0 writes."""
-    if jax.process_count() == 1 or "://" in place:
+    if jax.process_count() == 1:
         return
-    path = pathlib.Path(place) / f".seen-{gathered(proofs.drawn())[0]}"
-    first = jax.process_index() == 0
+    theirs, name = gathered([place, proofs.drawn()])[0]
+    if "://" in theirs:
+        return
+    path, first = pathlib.Path(place) / f".seen-{name}", jax.process_index() == 0
 
     def write() -> None:
         if first:
@@ -239,7 +245,8 @@ def _check_shared(place: str) -> None:
         all_or_none(see)
     finally:
         if first:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def check_manager(manager: Any) -> None:

@@ -23,6 +23,7 @@ from pipejax.train_step import (
 from ._check_like import form_of, rounds_form_of
 from ._choose import whole
 from ._extras import unpacked
+from ._fault import Fault
 from ._manager import check_manager, keeper_of, steps
 from ._pipeline_form import wanted_of_pipeline
 from ._pipeline_state import pipeline_state
@@ -41,7 +42,7 @@ class Restored(NamedTuple, Generic[State]):
       extras: The extras that `save` was given. Each `PerProcess` has the value of the
         process of the same rank.
       drained: Whether `restore` has applied what was in flight, because the number of
-        devices or groups has changed.
+        devices or groups has changed, or the next step is in a warm-up.
       infos: What the drain has reported, as `train.drain` returns it.
     """
 
@@ -62,11 +63,12 @@ def restore(
     """Restores a state from a checkpoint, onto the mesh of `train`.
 
     On the same number of devices, every leaf has the dtype and the bits that were
-    saved, and the gradients in flight stay in flight. On another number of devices,
-    each gradient in flight is averaged over the old devices and applied (a drain), so
-    that the next `width - 1` steps apply nothing. The states of codecs, such as the
-    residuals of error feedback, begin anew, and a log record of level WARNING names
-    their arrays.
+    saved, and the gradients in flight stay in flight. If `warmup_steps` is longer now
+    and the next step has no delay, they are applied first. On another number of
+    devices, each gradient in flight is averaged over the old devices and applied (a
+    drain), so that the next `width - 1` steps apply nothing. The states of codecs, such
+    as the residuals of error feedback, begin anew, and a log record of level WARNING
+    names their arrays.
 
     If the number of devices is the same, but inner axes or the axes of a hierarchical
     all-reduce have other sizes, or parameters are split in another way, only the states
@@ -88,8 +90,8 @@ def restore(
     can be saved again, unless the manager is read-only.
 
     If the manager has `memory`, and a snapshot there is of a later step than the newest
-    checkpoint, it is restored in place of the checkpoint, unless it is of other
-    devices. With `step`, a snapshot of this step is taken if no checkpoint is.
+    checkpoint that is whole, it is restored in place of the checkpoint, unless it is of
+    other devices. With `step`, a snapshot of this step is taken if no checkpoint is.
     Snapshots that this manager has made count, too; `manager.latest_step()` leaves them
     out.
 
@@ -150,22 +152,24 @@ def _newest(manager: ocp.CheckpointManager, choose: Choose, step: int | None) ->
 
     Without a `step`, it is the newest of all that are whole.
     """
-
-    def on_disk() -> Saved:
+    keeper = keeper_of(manager)
+    if keeper is None:
         return whole(manager, step, lambda n: read_step(manager, choose, n))
-
-    if (keeper := keeper_of(manager)) is None:
-        return on_disk()
     saved = {*steps(manager)}
     newest = max(saved, default=-1)
 
-    def later(than: int) -> Saved | None:
-        def wanted(found: int) -> bool:
-            return found > than if step is None else found in {step} - saved
+    def kept(wants: Callable[[int], bool]) -> Saved | None:
+        return from_memory(keeper, choose, wants)
 
-        return from_memory(keeper, choose, wanted)
+    def read(number: int) -> Saved | Fault:
+        found = None
+        if step is None and number < newest:  # newer ones are damaged
+            found = kept(lambda other: other > number)
+        return found or read_step(manager, choose, number)
 
-    found = later(newest)
+    found = kept(
+        lambda other: other > newest if step is None else other in {step} - saved
+    )
     if found is None and step is None and not saved and keeper.newest() is not None:
         raise FileNotFoundError(
             f"`manager` must have a checkpoint, got none in {manager.directory}, and"
@@ -174,10 +178,9 @@ def _newest(manager: ocp.CheckpointManager, choose: Choose, step: int | None) ->
             " folder on every host, and the job begins anew."
         )
     if found is None:
-        found = on_disk()
-        older = int(found.meta["step"])
-        if step is None and older < newest:  # newer ones were damaged
-            found = later(older) or found
+        found = whole(
+            manager, step, read, lambda: kept(lambda other: step in (None, other))
+        )
     keeper.restored()
     return found
 

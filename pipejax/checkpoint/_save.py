@@ -153,7 +153,8 @@ def _check_later(manager: ocp.CheckpointManager, step: int) -> None:
         raise ValueError(
             "`state` must be of a later step than the snapshots of this job, got step"
             f" {step} where the newest is of step {newest}. Restore with the manager"
-            " that has `memory`, or remove the snapshots of the job on every host."
+            f" that has `memory`, or remove {keeper and keeper.memory.path} on every"
+            " host."
         )
     if step <= latest:
         raise ValueError(

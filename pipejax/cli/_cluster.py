@@ -123,7 +123,7 @@ HOSTS = {
     "--hosts N": "number of hosts, each with as many of the devices; by default,"
     " accelerators are counted by the names of their hosts, and each CPU device is one"
 }
-"""The option of commands that measure."""
+"""The option of commands that measure links."""
 
 
 class Measured(NamedTuple):
@@ -132,7 +132,7 @@ class Measured(NamedTuple):
     Attributes:
       mesh: A mesh with an axis of hosts and one of the devices of each, if there are
         several of both, and otherwise with a single axis.
-      notes: What is not as it is counted, if anything.
+      notes: A line if devices that share a host are measured as hosts.
     """
 
     mesh: Mesh
@@ -140,7 +140,7 @@ class Measured(NamedTuple):
 
 
 def measured(hosts: int | None) -> Measured:
-    """Returns the mesh of all devices, of which each host has as many.
+    """Returns the mesh of all devices, equally many on each of some hosts.
 
     `None` counts the hosts by their names. On CPUs, where hosts are often emulated and
     have one name, it takes each device for a host. All processes must call it.

@@ -49,10 +49,10 @@ class LinearRounds:
             total += local(self.collect)
         return total + Stages((Local(self.finish),))
 
-    def init(self) -> States:
+    def init(self, prefix: str) -> States:
         # The seed is the same on all devices, because payloads of different devices are
         # summed without being decoded.
-        seed = jnp.uint32(zlib.crc32(b"psum"))
+        seed = jnp.uint32(zlib.crc32(f"{prefix}psum".encode()))
         return {"psum": self.codec.init(self.layout.coded_size, seed)}
 
     def begin(self, summands: Summands) -> Carry:

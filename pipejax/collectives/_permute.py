@@ -38,9 +38,10 @@ def permute(axis_name: AxisName, pairs: Pairs, size: int) -> Stages:
 
 
 def _in_mesh_order(axis_name: AxisName) -> tuple[tuple[str, ...], list[int]]:
-    """Returns axes in the order of their mesh, and the rank along these by the given.
+    """Returns axes in the order of their mesh.
 
-    `ppermute` alone of all collectives takes ranks in this order, or none at all.
+    Also returns, for each rank along the axes as given, the rank along these. Alone of
+    all collectives, `ppermute` counts ranks in the order of the mesh.
     """
     names = axes(axis_name)
     known = jax.sharding.get_abstract_mesh().axis_names

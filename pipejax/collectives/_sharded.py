@@ -12,7 +12,8 @@ further: the scale of a block, for example, would depend on the device.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -132,9 +133,11 @@ def on_own_shards(stages: Stages, before: Any, after: Any) -> Stages:
 
         return link._replace(run=on_shards(run, (each, each), (each, each)))
 
-    inits = (on_shards(init, (), each) for init in stages.inits)
+    def init_of(init: Callable[[str], States]) -> Callable[[str], States]:
+        return lambda prefix: on_shards(functools.partial(init, prefix), (), each)()
+
     links = Local(enter), *map(on_own, stages.links), Local(leave)
-    return Stages(links, tuple(inits))
+    return Stages(links, tuple(map(init_of, stages.inits)))
 
 
 def _rows(tree: Any) -> Any:

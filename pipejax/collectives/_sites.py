@@ -99,10 +99,14 @@ class Site(NamedTuple):
         exact = self.dtype.itemsize * self.exact
         return (self.rows or 1) * (self.codec.size(self.coded) + exact)
 
-    def init(self) -> States:
-        """Returns the codec's first state by the name of the site, or an empty dict."""
+    def init(self, prefix: str) -> States:
+        """Returns the codec's first state by the name of the site, or an empty dict.
+
+        `prefix` will stand before the name.
+        """
         rank = lax.axis_index(self.drawn).astype(jnp.uint32)
-        place = jnp.uint32(zlib.crc32(f"{self.axis_name} {self.name}".encode()))
+        name = f"{self.axis_name} {prefix}{self.name}"
+        place = jnp.uint32(zlib.crc32(name.encode()))
         seed = place ^ (rank * jnp.uint32(2654435761))  # Knuth's multiplicative hash
         state = self._init(seed)
         return {self.name: state} if jax.tree.leaves(state) else {}

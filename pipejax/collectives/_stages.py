@@ -72,11 +72,12 @@ class Stages:
         `(summands, states)` into `(sums, states)`. The sums have the same bits on all
         devices.
       inits: Functions that return the states of the codecs before the first sum, each
-        under different names.
+        under different names. They are given what will stand before these names, so
+        that random numbers differ wherever the stages are a part of others.
     """
 
     links: tuple[Link, ...]
-    inits: tuple[Callable[[], States], ...] = ()
+    inits: tuple[Callable[[str], States], ...] = ()
 
     def __add__(self, other: "Stages") -> "Stages":
         return Stages(self.links + other.links, self.inits + other.inits)
@@ -93,12 +94,15 @@ class Stages:
         """
         return Stages(tuple(_guarded(link, usable) for link in self.links), self.inits)
 
-    def init(self) -> States:
+    def init(self, prefix: str = "") -> States:
         """Returns the states of the codecs on this device before the first sum.
 
         No array is a scalar, so that the arrays of all devices can be concatenated.
+
+        Args:
+          prefix: What will stand before the names of the states.
         """
-        return {name: x for init in self.inits for name, x in init().items()}
+        return {name: x for init in self.inits for name, x in init(prefix).items()}
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -209,8 +213,9 @@ def renamed(stages: Stages, prefix: str) -> Stages:
 
         return link._replace(run=run)
 
-    def init() -> States:
-        return {prefix + name: x for name, x in stages.init().items()}
+    def init(outer: str) -> States:
+        own = stages.init(outer + prefix)
+        return {prefix + name: x for name, x in own.items()}
 
     return Stages(tuple(map(own, stages.links)), (init,))
 

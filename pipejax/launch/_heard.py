@@ -1,4 +1,4 @@
-"""What a process has heard of others: their last reports, and how late these come."""
+"""The last reports of other processes, and how late these come."""
 
 import time
 from collections.abc import Iterable

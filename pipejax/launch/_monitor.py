@@ -122,8 +122,10 @@ class Monitor:
                 self._heard.note(reports, PERIOD)
                 self._diagnosis = self.store.diagnosis()
                 self._contact = time.monotonic()
+            began = time.monotonic()
             self._hurry.wait(PERIOD)
             self._hurry.clear()
+            self._if_held_up(time.monotonic() - began - PERIOD)
         self.over.set()
 
     def _look(self) -> None:
@@ -131,11 +133,7 @@ class Monitor:
         self._put_off()
         while not self.over.wait(_LOOK):
             self._put_off()
-            # If this process was held up, count all silence anew. The shortest silence
-            # of a fault must be longer.
-            if time.monotonic() - looked > LEAST / 2:
-                self._contact = time.monotonic()
-                self._heard.forgive()
+            self._if_held_up(time.monotonic() - looked)
             looked = time.monotonic()
             self._look_at_connections()
             cut_off = time.monotonic() - self._contact
@@ -153,6 +151,13 @@ class Monitor:
                     _liveness.send(found)
                 self._hurry.set()  # publish it
         faulthandler.cancel_dump_traceback_later()
+
+    def _if_held_up(self, seconds: float) -> None:
+        """Counts all silence anew if this process stood still for some seconds."""
+        # The shortest silence of a fault must be longer.
+        if seconds > LEAST / 2:
+            self._contact = time.monotonic()
+            self._heard.forgive()
 
     def _look_at_connections(self) -> None:
         closed = _liveness.closed()
@@ -184,8 +189,13 @@ class Monitor:
             # After about `limit` it does: the process may be printing its stacks, see
             # `_put_off`.
             most = self.limit + 2 * PERIOD - _LAST
-            seen = self._heard.seen()
-            _liveness.leave_out({x.report.rank for x in seen if LEAST < x.age < most})
+            _liveness.leave_out(
+                {
+                    each.report.rank
+                    for each in self._heard.seen()
+                    if patience(each, self.limit) < each.age < most
+                }
+            )
         self.end(self.rank, diagnosis)
 
     def _report(self, count: int, over: bool) -> ProcessReport:

@@ -21,7 +21,7 @@ from pipejax.codecs import Codec
 from ._cluster import CodecSpeed
 from ._counts import COST_MODELS
 from ._exchange import ExchangeCounts, through_one_link
-from ._fit import Fit, Sample, fit
+from ._fit import Fit, Sample, fit, fit_inner
 from ._leaves import square_leaves
 from ._rounds import FLOAT32, ROUNDS, Algorithm
 from ._stopwatch import Case, check_several, exchange_times, in_turn
@@ -49,7 +49,8 @@ def calibrate(
        each host and without communication.
     3. Fit latency, bandwidth, shares and synchronisation to the exchange times; see
        `pj.timing.fit`.
-    4. With several devices on each host, do the same inside hosts, for `Cluster.inner`.
+    4. With several devices on each host, time the same inside hosts, and fit the
+       latency and bandwidth of `Cluster.inner`.
 
     Pass the result to `pj.timing.trust` to learn whether its predictions can be relied
     on.
@@ -86,9 +87,13 @@ def calibrate(
     found = fit(hosts, samples, reduction, speeds)
     if devices == 1:
         return found
-    within = fit(devices, _samples(mesh, inside[0], sizes, rounds), reduction).cluster
+    within = [
+        (sample.exchange.between, sample.seconds)
+        for sample in _samples(mesh, inside[0], sizes, rounds)
+    ]
+    inner = fit_inner(found.cluster, devices, within)
     return found._replace(
-        cluster=dataclasses.replace(found.cluster, devices=devices, inner=within.link)
+        cluster=dataclasses.replace(found.cluster, devices=devices, inner=inner)
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._cluster import Cluster, CodecSpeed, Link, Shares
-from ._counts import SENT
+from ._counts import SENT, Counts
 from ._exchange import ExchangeCounts, duration
 
 COSTS = ("messages", "collectives", *SENT)
@@ -118,6 +118,34 @@ class Fit(NamedTuple):
                 ),
             ]
         )
+
+
+def fit_inner(
+    cluster: Cluster, devices: int, samples: Sequence[tuple[Counts, float]]
+) -> Link:
+    """Fits the link inside hosts to the seconds of exchanges there.
+
+    Shares and synchronisation are those of the cluster, with which `duration` counts
+    exchanges inside hosts, too.
+    """
+    from scipy.optimize import least_squares  # slow to import
+
+    seconds = np.array([each for _, each in samples])
+
+    def link(x: np.ndarray) -> Link:
+        return Link(*np.exp(x).tolist())
+
+    def errors(x: np.ndarray) -> np.ndarray:
+        there = dataclasses.replace(cluster, devices=devices, inner=link(x))
+        found = [
+            duration(there, ExchangeCounts(Counts(), counts)).total
+            for counts, _ in samples
+        ]
+        return np.log(np.array(found) / seconds)
+
+    fastest = max(counts.wire / each for counts, each in samples)
+    start = np.log([min(seconds) / 10, fastest])
+    return link(least_squares(errors, start, loss="soft_l1").x)
 
 
 def fit(

@@ -338,7 +338,7 @@ class TrainStep:
         wanted, _ = self.config.empty_messages(*args)
         check_pending(wanted, state.in_flight, self.config.devices)
         phase = self._phase(state.calls)
-        if self.phases[phase].width != self.width:  # nothing is in flight
+        if self.phases[phase].width != self.width:  # a warm-up has no queue
             phase = -1
         try:
             return self._executor_of(phase).drain(state)

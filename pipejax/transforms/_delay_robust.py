@@ -43,11 +43,10 @@ import math
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from pipejax._core.checks import check_width
-from pipejax._internal.ravel import promoted
+from pipejax._internal.ravel import wide_zeros
 
 
 class DelayRobustState(NamedTuple):
@@ -154,12 +153,7 @@ def delay_robust(
     def init_fn(params: optax.Params) -> DelayRobustState:
         # Each field has its own buffers. A loop that donates this state would otherwise
         # donate the same buffers twice.
-        def zeros() -> optax.Params:
-            return jax.tree.map(
-                lambda x: jnp.zeros_like(x, promoted(x.dtype, jnp.float32)), params
-            )
-
-        return DelayRobustState(zeros(), zeros())
+        return DelayRobustState(wide_zeros(params), wide_zeros(params))
 
     def update_fn(
         updates: optax.Updates,

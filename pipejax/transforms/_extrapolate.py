@@ -6,6 +6,8 @@ from typing import NamedTuple
 import jax
 import optax
 
+from pipejax._internal.ravel import wide_zeros
+
 
 class ExtrapolateUpdatesState(NamedTuple):
     """State of `extrapolate_updates`.
@@ -75,7 +77,8 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
         )
 
     def init_fn(params: optax.Params) -> ExtrapolateUpdatesState:
-        return ExtrapolateUpdatesState(optax.tree.zeros_like(params))
+        # In 16 bits, what is taken back would not be what was added.
+        return ExtrapolateUpdatesState(wide_zeros(params))
 
     def update_fn(
         updates: optax.Updates,
@@ -83,10 +86,10 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, ExtrapolateUpdatesState]:
         del params
-        # What is taken back must be what was added, also in the dtype of the state.
-        ahead = optax.tree.cast_like(optax.tree.scale(steps, updates), state.ahead)
-        change = optax.tree.cast_like(optax.tree.sub(ahead, state.ahead), updates)
-        return optax.tree.add(updates, change), ExtrapolateUpdatesState(ahead)
+        wide = optax.tree.cast_like(updates, state.ahead)
+        ahead = optax.tree.scale(steps, wide)
+        moved = optax.tree.add(wide, optax.tree.sub(ahead, state.ahead))
+        return optax.tree.cast_like(moved, updates), ExtrapolateUpdatesState(ahead)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -112,4 +115,6 @@ def unextrapolated(opt_state: optax.OptState, params: optax.Params) -> optax.Par
             f" {len(found)}. Pass the state of the chain that contains"
             " `extrapolate_updates`."
         )
-    return optax.tree.sub(params, found[0].ahead)
+    ahead = found[0].ahead
+    plain = optax.tree.sub(optax.tree.cast_like(params, ahead), ahead)
+    return optax.tree.cast_like(plain, params)

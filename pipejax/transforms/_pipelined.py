@@ -153,7 +153,8 @@ def _with_extra_args(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that takes extra arguments, if need be without any use."""
     # `optax.MultiSteps` takes some and is no `GradientTransformationExtraArgs`.
-    if len(inspect.signature(tx.update).parameters) > 3:  # more than an update needs
+    kinds = [x.kind for x in inspect.signature(tx.update).parameters.values()]
+    if inspect.Parameter.VAR_KEYWORD in kinds:
         return optax.GradientTransformationExtraArgs(tx.init, tx.update)
     return optax.with_extra_args_support(tx)
 

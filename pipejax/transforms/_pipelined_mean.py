@@ -147,7 +147,8 @@ def _check_not_summed(updates: Any, axis_name: str) -> None:
         raise ValueError(
             f"gradients must differ between the devices of {axis_name!r}, got gradients"
             " that jax.grad has already summed over it, in step and not hidden:"
-            f" `gradients{jax.tree_util.keystr(summed[0])}`. Take them with respect to"
+            f" `gradients{jax.tree_util.keystr(summed[0])}`, or made without use of a"
+            " batch. Take them with respect to"
             f" `jax.lax.pcast(params, {axis_name!r}, to='varying')`, or pass"
             " `check_vma=False` to jax.shard_map."
         )

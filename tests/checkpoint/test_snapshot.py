@@ -178,6 +178,22 @@ def test_snapshot_replaces_a_newer_damaged_checkpoint(tmp_path, memory):
         run(manager, train, found.state, data[4:], save_at=(5,))
 
 
+@pytest.mark.parametrize("step", [None, 4])
+def test_snapshot_replaces_the_only_checkpoint_if_damaged(tmp_path, memory, step):
+    train, data = train_step(2), batches(6)
+    with broken_off(tmp_path / "run", memory) as manager:
+        state = run(manager, train, init(train), data[:4], save_at=(4,) if step else ())
+        state, _ = train.step(state, data[4])
+        if not step:
+            checkpoint.save(manager, state, {"step": 5})
+    for path in (tmp_path / "run").glob("*/extras/metadata"):
+        path.write_text('{"step": 7}')
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+        found = checkpoint.restore(manager, train, init(train), step)
+        assert found.extras == {"step": 4}
+        run(manager, train, found.state, data[4:], save_at=(5,))
+
+
 def test_save_before_the_newest_snapshot_is_refused(tmp_path, memory):
     train, data = train_step(2), batches(4)
     with broken_off(tmp_path / "run", memory) as manager:

@@ -19,14 +19,15 @@ ROUNDED = codecs.stochastic(codecs.int8(8), KEY)
 AXES = ("host", "device")
 
 
-def keys(all_reduce, axis_name="data", hosts=None):
-    """Returns the keys of every device and place."""
-    layout = collectives.Layout.of_shapes(((64,),))
+def keys(all_reduce, axis_name="data", hosts=None, part=""):
+    """Returns the keys of every device and place whose name begins with `part`."""
+    layout = collectives.Layout.of_shapes(((8, 8),))
     mesh = pj.data_mesh(4, axis_name=axis_name, hosts=hosts)
 
     def init():
         states = all_reduce(layout, axis_name).init()
-        return jax.tree.map(lambda x: x[None], states)
+        own = {name: x for name, x in states.items() if name.startswith(part)}
+        return jax.tree.map(lambda x: x[None], own)
 
     found = jax.jit(on_mesh(init, mesh, (), P(axis_name)))()
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(found)]
@@ -46,6 +47,17 @@ def test_key_differs_at_every_place_of_both_levels():
     # one for the sum. In the gather inside hosts, those of both hosts are the same.
     assert len(found) == 4 * 2 * 3
     assert len(set(found)) == 4 * 2 * 3 - 2
+
+
+def test_key_differs_in_every_round_and_phase():
+    two_shot = collectives.two_shot(ROUNDED)
+    low_rank = codecs.error_feedback(codecs.power_sgd(1, KEY))
+    rounds = keys(collectives.in_rounds(low_rank, two_shot), part="round ")
+    schedule = collectives.scheduled([two_shot, two_shot], [3])
+    phases = [key for each in schedule.phases for key in keys(each)]
+    # On each of 4 devices, there is a key for each of 4 pieces and one for the sum.
+    for found in (rounds, phases):
+        assert len(found) == len(set(found)) == 2 * 4 * (4 + 1)
 
 
 def test_vector_is_cut_into_equal_pieces_of_whole_blocks():

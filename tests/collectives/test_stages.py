@@ -26,7 +26,7 @@ def counting(place):
         times = states[place] + 1
         return [*value, times], {**states, place: times}
 
-    return Stages((Local(count, encodes=True),), (lambda: {place: 0},))
+    return Stages((Local(count, encodes=True),), (lambda prefix: {place: 0},))
 
 
 MIXED = (

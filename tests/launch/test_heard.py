@@ -62,6 +62,16 @@ def test_delay_is_forgotten_after_forty_reports(clock):
     assert heard.late(1) == 0.0
 
 
+def test_forgiven_silence_is_no_delay(clock):
+    """The reports of others have waited while this process was held up."""
+    heard = _heard.Heard()
+    hear(heard, clock, [0.0, 0.5])
+    clock[0] += 6.0
+    heard.forgive()
+    heard.note([report(2)], 0.5)
+    assert heard.late(1) == 0.0
+
+
 @pytest.mark.parametrize("changes", [{"busy": "compiling"}, {"pace": 0.0}])
 def test_delay_beside_other_work_does_not_count(clock, changes):
     heard = _heard.Heard()

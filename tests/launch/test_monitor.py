@@ -88,7 +88,7 @@ def test_compilation_and_the_time_after_are_no_fault(monitors, monkeypatch):
     _, started, diagnoses = monitors()
     time.sleep(1.0)
     monkeypatch.setattr(_where, "thread", lambda _: _where.Where("", True, ()))
-    time.sleep(0.2)
+    time.sleep(0.1)
     assert diagnoses == {}
     assert all(not monitor.ending for monitor, _ in started)
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pipejax import timing
-from pipejax.timing import ExchangeCounts, Sample, Shares
+from pipejax.timing import ExchangeCounts, Link, Sample, Shares
+from pipejax.timing._fit import fit_inner
 
 from .known import KNOWN
 
@@ -38,6 +39,23 @@ def test_fit_finds_the_known_cluster_exactly():
     assert math.isclose(synchronisation, KNOWN.synchronisation, rel_tol=1e-6)
     found = dataclasses.astuple(fit.cluster.shares)
     np.testing.assert_allclose(found, dataclasses.astuple(KNOWN.shares), rtol=1e-6)
+
+
+def test_inner_link_is_found_beside_known_costs():
+    inner = Link(3e-5, 5e9)
+    known = dataclasses.replace(KNOWN, devices=4, inner=inner)
+    exchanges = [
+        timing.COST_MODELS[algorithm](4, n, None)
+        for algorithm in ALGORITHMS
+        for n in (2**14, 2**22)
+    ]
+    times = [
+        timing.duration(known, ExchangeCounts(inside=counts)).total
+        for counts in exchanges
+    ]
+    found = fit_inner(KNOWN, 4, [*zip(exchanges, times, strict=True)])
+    assert math.isclose(found.latency, inner.latency, rel_tol=1e-3)
+    assert math.isclose(found.bandwidth, inner.bandwidth, rel_tol=1e-3)
 
 
 def test_fit_of_noisy_samples_is_within_ten_percent():

@@ -88,8 +88,8 @@ def test_width_must_be_an_integer_of_at_least_1(width):
         pj.pipelined(ADAMW, "data", width)
 
 
-def loop_of(tx, *updates):
-    """Returns the last update of `tx` on a device, with extra arguments."""
+def loop_of(tx, *extras):
+    """Returns the last update of `tx`, after one with each of the extra arguments."""
 
     def run(*arguments):
         state, found = tx.init(jnp.ones(2)), None
@@ -99,7 +99,7 @@ def loop_of(tx, *updates):
 
     mesh = pj.data_mesh(2)
     mapped = jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    return mapped(*updates)
+    return mapped(*extras)
 
 
 @pytest.mark.parametrize("width", [1, 2])

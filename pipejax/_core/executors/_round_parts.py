@@ -79,9 +79,10 @@ class RoundReads(NamedTuple):
 
     @property
     def valid(self) -> Any:
-        """Whether groups have something to exchange, as from their first step on.
+        """Whether groups have taken a step, so that there is something to exchange.
 
-        If not, what a codec sends of its residual would be lost.
+        Otherwise they send zeros, and a codec must keep its residual, because the sum
+        is not applied.
         """
         steps: Any = self.steps
         return steps > 0

@@ -91,15 +91,19 @@ def is_finite(message: Message) -> jax.Array:
     """
     leaves = jax.tree.leaves((message.gradients, message.changes))
     if not message.shards:
-        return _of_all(_at_once, leaves)[0]
+        return _all_finite(leaves)
     _, inner = group_axes()
 
     def own(leaves: Sequence[jax.Array]) -> jax.Array:
-        bad = (~_of_all(_at_once, leaves)[0]).astype(jnp.float32)
+        bad = (~_all_finite(leaves)).astype(jnp.float32)
         return lax.pmax(bad, inner) == 0
 
     specs = [*message.shards.params, *message.shards.changes]
     return on_shards(own, (specs,), P())(leaves)
+
+
+def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:
+    return _of_all(_at_once, leaves)[0]
 
 
 Check = Callable[[jax.Array], tuple[jax.Array, jax.Array]]

@@ -124,7 +124,7 @@ def _in_a_row(*values: Any) -> np.ndarray:
 
 
 class AtOnce(NamedTuple):
-    """What is not delayed of an update.
+    """The part of an update that is not delayed.
 
     Attributes:
       reduced: The reduced message.
@@ -174,7 +174,7 @@ def _norm(reduced: Reduced, at_once: AtOnce | None, devices: int) -> jax.Array:
     norm = mean_of(reduced.norm, reduced.sum, devices)
     if at_once is None:
         return norm
-    fresh, (due, now) = at_once.reduced, at_once.applies
+    fresh, (due, applied) = at_once.reduced, at_once.applies
     other = mean_of(fresh.norm, fresh.sum, devices)
     # Where a parameter has both parts of a gradient, the norm is that of their sum.
     late, rest = (
@@ -186,11 +186,12 @@ def _norm(reduced: Reduced, at_once: AtOnce | None, devices: int) -> jax.Array:
     ]
     inner = sum((_inner(a, b) for a, b in pairs), start=jnp.float32(0))
     inner = mean_of(mean_of(inner, reduced.sum, devices), fresh.sum, devices)
-    none = ~(due | now)
+    none = ~(due | applied)
+    late_counts, fresh_counts = due | none, applied | none
     squares = (
-        jnp.where(due | none, norm**2, 0)
-        + jnp.where(now | none, other**2, 0)
-        + jnp.where(due & now | none, 2 * inner, 0)
+        jnp.where(late_counts, norm**2, 0)
+        + jnp.where(fresh_counts, other**2, 0)
+        + jnp.where(late_counts & fresh_counts, 2 * inner, 0)
     )
     return jnp.sqrt(jnp.maximum(squares, 0))
 

@@ -56,11 +56,11 @@ def apply(
         state = state._replace(trainable=reduced.updated)
     devices = 1 if alone else lax.axis_size(settings.axis_name)
     due, skips = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
-    applies, rest, now = due, None, None
+    applies, rest, with_it = due, None, None
     if at_once is not None:
         fresh, others = decided(at_once, skip_nonfinite=settings.skip_nonfinite)
         applies, skips = due | fresh, skips | others
-        rest, now = Part(at_once.sum, fresh), AtOnce(at_once, (due, fresh))
+        rest, with_it = Part(at_once.sum, fresh), AtOnce(at_once, (due, fresh))
     message, trained = reduced.sum, state.trainable
     # `gathered` and `slopes` change in the exchange alone, and pass by the branch.
     learned = trained._replace(gathered=None, slopes=None)
@@ -90,7 +90,7 @@ def apply(
         new, model_state = select(applies, update(), hold())
     model_state = merged(model_state, state.model_state)
     skipped = state.skipped + skips.astype(jnp.int32)
-    info = info_of(reduced, now, devices)
+    info = info_of(reduced, with_it, devices)
     state = state._replace(
         trainable=new._replace(gathered=trained.gathered, slopes=trained.slopes),
         model_state=model_state,

@@ -304,8 +304,11 @@ def opened_apart(folder):
     """Returns what opening another folder on each process says."""
     from pipejax.checkpoint import _manager
 
-    rank, _manager._UNSEEN = jax.process_index(), 0.5
-    return opened_for_saving(pathlib.Path(folder) / str(rank))
+    longest, _manager._UNSEEN = _manager._UNSEEN, 0.5
+    try:
+        return opened_for_saving(pathlib.Path(folder) / str(jax.process_index()))
+    finally:
+        _manager._UNSEEN = longest
 
 
 def saved_in_turn(folder):
