@@ -22,10 +22,16 @@ def split(batch, parts):
     ]
 
 
-def mean(trees):
-    """Returns the mean over workers, summed in rank order."""
+def mean(trees, weights=None):
+    """Returns the mean over workers, weighted or not, summed in rank order."""
+    if weights is not None:
+        trees = [
+            jax.tree.map(lambda x, w=w: x * w, tree)
+            for tree, w in zip(trees, weights, strict=True)
+        ]
     total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), trees)
-    return jax.tree.map(lambda x: x / np.float32(len(trees)), total)
+    parts = len(trees) if weights is None else sum(weights)
+    return jax.tree.map(lambda x: x / np.float32(parts), total)
 
 
 @functools.cache
@@ -77,6 +83,10 @@ def _linearized(held, count):
     return run
 
 
+def zeros(tree):
+    return jax.tree.map(np.zeros_like, tree)
+
+
 def pipe_sgd(
     loss_fn,
     tx,
@@ -89,6 +99,7 @@ def pipe_sgd(
     drain,
     predict=None,
     held=None,
+    weights=None,
 ):
     """
     Returns the parameters after every step, and after the drain if there is one.
@@ -108,32 +119,40 @@ def pipe_sgd(
         first order (see `linearized`).
       held: For "linearized", the optimizer as a function of the mean at which it is
         expanded; the norms of a clip are those of this mean.
+      weights: The weight of each worker in each step, or `None` for equal ones. A
+        worker without any has no gradient of its own: "own" leaves its update out, and
+        "linearized" takes zeros.
 
     Returns:
       A list of parameter pytrees.
     """
     grad, update = _compiled(loss_fn, tx)
     opt_state = tx.init(params)
-    w, history, in_flight = params, [], []
+    w, history, in_flight, sent = params, [], [], []
     last = None
     for t, batch in enumerate(batches):
         fresh = []
         for i, share in enumerate(split(batch, workers)):
-            at, state, own_in_flight = w, opt_state, [each[i] for each in in_flight]
+            at, state = w, opt_state
+            own_in_flight = [
+                each[i] if own_weights is None or own_weights[i] else None
+                for each, own_weights in zip(in_flight, sent, strict=True)
+            ]
             if predict == "linearized" and last is not None and in_flight:
-                at = linearized(held, w, opt_state, last, own_in_flight)
-                own_in_flight = []
+                known = [zeros(w) if own is None else own for own in own_in_flight]
+                at, own_in_flight = linearized(held, w, opt_state, last, known), []
             for own in own_in_flight if predict else []:
-                at, state = update(own, state, at)
+                if own is not None:
+                    at, state = update(own, state, at)
             fresh.append(jax.tree.map(np.asarray, grad(at, share)))
         in_flight.append(fresh)
+        sent.append(None if weights is None else weights[t])
         if t < warmup_steps or len(in_flight) == width:
-            due = in_flight.pop(0)
-            last = mean(due)
+            last = mean(in_flight.pop(0), sent.pop(0))
             w, opt_state = update(last, opt_state, w)
         history.append(w)
     if drain:
-        for each in in_flight:
-            w, opt_state = update(mean(each), opt_state, w)
+        for each, own_weights in zip(in_flight, sent, strict=True):
+            w, opt_state = update(mean(each, own_weights), opt_state, w)
         history.append(w)
     return history

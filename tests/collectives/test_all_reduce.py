@@ -31,7 +31,7 @@ from .cases import (
     summed,
 )
 
-DEVICES = [1, 2, 3, 4, 5, 7, 8]
+DEVICES = [4, 7, 3, 8, 5, 2, 1]
 LENGTHS = [(1, 0), (255, 0), (1000, 0), (997, 3), (0, 4)]
 DTYPES = ["float32", "bfloat16", "float16"]
 FASTER = {"compiler_options": {"xla_backend_optimization_level": 0}}

@@ -4,21 +4,9 @@ import jax
 import numpy as np
 
 from .cases import GRID, every, program, run
+from .residuals import pieces
 
 FED_BACK = [x for x in GRID if x.codec.endswith("+feedback") and x.hosts is None]
-
-
-def pieces(place, device):
-    """Returns the pieces of the vector that a device encodes at `place`, by row."""
-    name, _, number = place.partition(" ")
-    if name == "hop":
-        return lambda p: [(device - int(number) - 1) % p]
-    if name in ("gather", "owner"):
-        return lambda p: [device]
-    if name == "halve":  # the half that the partner keeps
-        d = int(number)
-        return lambda p: [(device ^ d) & -d | k for k in range(d)]
-    return lambda p: range(p)  # all pieces in scatter and fold, or the only one
 
 
 def cuts(each):

@@ -16,8 +16,8 @@ from ..grid import grid
 from ..helpers import assert_bits_equal, x64
 from .cases import ALGORITHMS, FLOAT64, KEY, case, every, program, run
 from .cases import QUICK as QUICK_GRID
+from .residuals import owed
 from .test_all_reduce import check
-from .test_feedback import pieces
 
 
 # tests/codecs/test_x64.py has every codec in the quick run.
@@ -112,6 +112,10 @@ def test_float32_steps_have_the_same_bits_under_x64(name, width):
     assert_bits_equal(got, wanted)
 
 
+def residuals_in(states):
+    return jax.tree.leaves([state.residual for state in states.values()])
+
+
 def linear(params, batch):
     """Returns a loss whose gradient is the mean of `batch` at any parameters."""
     return (params["w"] * batch.mean(axis=0)).sum()
@@ -127,28 +131,16 @@ def test_float64_steps_conserve_gradients_and_residuals(name, width):
     batch = np.random.default_rng(1).normal(size=(DEVICES, *SHAPE))
     with jax.enable_x64(True):
         history, state = trained(name, width, "float64", linear, batch)
-    left = owed(name, state.in_flight.codec_states)
+    states = state.in_flight.codec_states
+    assert {x.dtype for x in residuals_in(states)} == {np.dtype("float64")}
+    whole = name.split()[0] in ("psum", "tree", "parameter_server")
+    cuts = 1 if whole else DEVICES
+    left = owed(states, SHAPE[0] * SHAPE[1], DEVICES, cuts)
     total = STEPS * batch.sum(axis=0).reshape(-1)
     wanted = -RATE / DEVICES * (total - left).reshape(SHAPE)
     assert history[-1].dtype == np.float64
     assert np.abs(left).max() > 0
     np.testing.assert_allclose(history[-1], wanted, rtol=0, atol=STEPS * 64 * 2.0**-53)
-
-
-def owed(name, states):
-    """Returns the sum of the residuals over devices and places, as one vector."""
-    n, algorithm = SHAPE[0] * SHAPE[1], name.split()[0]
-    cuts = 1 if algorithm in ("psum", "tree", "parameter_server") else DEVICES
-    total = np.zeros(n)
-    for place, state in states.items():
-        (residual,) = jax.tree.leaves(state.residual)
-        assert residual.dtype == np.float64
-        for device, own in enumerate(np.asarray(residual).reshape(DEVICES, -1)):
-            parts = list(pieces(place, device)(cuts))
-            whole = np.zeros((cuts, own.size // len(parts)))
-            whole[parts] = own.reshape(len(parts), -1)
-            total += whole.reshape(-1)[:n]
-    return total
 
 
 @pytest.mark.parametrize(

@@ -80,14 +80,28 @@ def test_norm_equals_the_norm_of_the_mean_gradient(
     np.testing.assert_allclose(info.grad_norm, wanted, rtol=precise)
 
 
-def test_norm_is_weighted_as_the_gradient():
+@pytest.mark.parametrize("sharded", [False, True])
+def test_norm_is_weighted_as_the_gradient(sharded):
     def loss(params, batch):
-        return loss_fn(params, batch), pj.Aux(weight=batch["x"][0, 0] * 0 + len(batch))
+        return loss_fn(params, batch), pj.Aux(weight=batch["w"][0])
 
-    (batch,) = batches(1)
-    train = pj.make_train_step(loss, optax.sgd(0.1), mesh=pj.data_mesh(4), width=1)
-    _, info = train.step(train.init(init_params(), batch=batch), batch)
-    np.testing.assert_allclose(info.grad_norm, by_hand(init_params(), batch), rtol=1e-5)
+    (batch,) = map(wide, batches(1))
+    weights, params = np.float32([1, 3, 0, 7]), even_params()
+    train = pj.make_train_step(
+        loss,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(4),
+        width=1,
+        shard_optimizer=sharded,
+    )
+    batch = batch | {"w": weights.repeat(len(batch["x"]) // 4)}
+    _, info = train.step(train.init(params, batch=batch), batch)
+    shares = [{k: np.split(batch[k], 4)[i] for k in ("x", "y")} for i in range(4)]
+    gradients = [jax.grad(loss_fn)(params, share) for share in shares]
+    mean = jax.tree.map(
+        lambda *g: np.average(np.stack(g), axis=0, weights=weights), *gradients
+    )
+    np.testing.assert_allclose(info.grad_norm, optax.tree.norm(mean), rtol=1e-5)
 
 
 def test_skipped_gradient_has_no_finite_norm():

@@ -270,3 +270,45 @@ def test_optimizer_gets_bad_gradients_without_skip_nonfinite():
     chex.assert_trees_all_close(counted.params, run(sgd).params, rtol=0, atol=1e-7)
     with pytest.raises(ValueError, match="`skip_nonfinite` must be True or False"):
         run(sgd, skip_nonfinite=None)
+
+
+FEEDBACK = pj.collectives.two_shot(pj.codecs.error_feedback(pj.codecs.int8(8)))
+NARROW = optax.chain(optax.zero_nans(), optax.adamw(1e-2))
+
+
+@grid(
+    1,
+    width=[2, 3],
+    executor=["host", "fused"],
+    settings=[{}, {"all_reduce": FEEDBACK}, {"shard_optimizer": True}],
+    tx=[NARROW, optax.apply_if_finite(optax.adamw(1e-2), 3)],
+)
+def test_bad_gradient_stays_in_no_state_without_skip_nonfinite(
+    width, executor, settings, tx
+):
+    """Predictions, the mean and residuals begin with a gradient of one device."""
+    if tx is not NARROW and "shard_optimizer" in settings:
+        settings = {}  # its branch needs whole gradients
+    train = pj.make_train_step(
+        loss_fn,
+        tx,
+        mesh=pj.data_mesh(DEVICES),
+        width=width,
+        executor=executor,
+        skip_nonfinite=False,
+        **settings,
+    )
+    state = train.init(init_params())
+    for batch in poisoned([2]):
+        state, info = train.step(state, batch)
+    assert np.isfinite(info.loss)
+    state, infos = train.drain(state)
+    assert all(np.isfinite(info.loss) for info in infos)
+    numbers = [
+        x
+        for x in jax.tree.leaves(state)
+        if jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating)
+    ]
+    assert finite(numbers)
+    if tx is not NARROW:
+        assert int(state.opt_state.total_notfinite) == 1

@@ -11,6 +11,7 @@ import pytest
 import pipejax as pj
 from pipejax import codecs, collectives
 
+from ..collectives.residuals import owed
 from ..grid import grid
 from ..groups import batches as group_batches
 from ..groups import loss_fn as group_loss
@@ -198,15 +199,44 @@ def test_model_state_is_not_weighted():
     np.testing.assert_allclose(state.model_state, batch["x"].mean(), rtol=1e-5)
 
 
-@pytest.mark.one_python
-def test_error_feedback_conserves_the_weighted_sum():
-    """With SGD, the applied and the owed gradients add up to all gradients."""
-    feedback = codecs.error_feedback(codecs.int8(8))
-    data = padded()
-    state, _ = trained(data, width=2, all_reduce=collectives.two_shot(feedback))
-    plain, _ = trained(data, width=2)
-    for name, x in plain.params.items():
-        np.testing.assert_allclose(state.params[name], x, atol=0.05)
+@grid(
+    1,
+    width=[2, 1],
+    executor=["fused", "host"],
+    codec=[codecs.top_k(2), codecs.sign(8)],
+)
+def test_applied_and_owed_gradients_are_all_weighted_gradients(width, executor, codec):
+    """The loss is linear, so that gradients do not depend on the parameters."""
+    rng, n = np.random.default_rng(0), 64
+    slopes = rng.normal(size=(STEPS, DEVICES, n)).astype("f4")
+    weights = rng.integers(1, 10, size=(STEPS, DEVICES)).astype("f4")
+    weights[2, 1] = 0
+
+    def linear(params, batch):
+        return params @ batch["slope"][0], pj.Aux(weight=batch["weight"][0])
+
+    data = [
+        {"slope": slope, "weight": weight}
+        for slope, weight in zip(slopes, weights, strict=True)
+    ]
+    train = pj.make_train_step(
+        linear,
+        optax.sgd(1.0),
+        mesh=pj.data_mesh(DEVICES),
+        width=width,
+        executor=executor,
+        weight_prediction=False,
+        all_reduce=collectives.two_shot(codecs.error_feedback(codec)),
+    )
+    state = train.init(jnp.zeros(n), batch=data[0])
+    for batch in data:
+        state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    left = owed(state.in_flight.codec_states, n, DEVICES, DEVICES) / DEVICES
+    shares = weights / weights.sum(axis=1, keepdims=True)
+    every = np.einsum("td,tdn->n", shares, slopes)
+    assert np.abs(left).max() > 0.1
+    np.testing.assert_allclose(left - state.params, every, rtol=0, atol=1e-5)
 
 
 @grid(

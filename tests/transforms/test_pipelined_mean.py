@@ -130,7 +130,7 @@ def means(gradients, width):
     return np.broadcast_to(late, gradients.shape).astype(gradients.dtype)
 
 
-@grid(1, width=[1, 2, 4], devices=[1, 2, 4, 8])
+@grid(1, width=[2, 4, 1], devices=[4, 8, 2, 1])
 def test_rank_coded_gradients_give_their_delayed_means(width, devices):
     gradients = rank_coded(devices)
     got = delayed(pj.pipelined_mean("data", width=width), gradients)

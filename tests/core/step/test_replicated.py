@@ -83,6 +83,46 @@ def test_predicted_training_equals_the_recursion_by_hand(
     chex.assert_trees_all_close(got, expected, rtol=0, atol=4e-6)
 
 
+@grid(1, width=[2, 3], name=HELD, rule=RULES, executor=["fused", "host"])
+def test_weighted_predictions_equal_the_recursion_by_hand(width, name, rule, executor):
+    """A device has a gradient of its own, whatever its weight, and none without one."""
+    weights = np.random.default_rng(2).integers(1, 12, (STEPS, 4)).astype("f4")
+    weights[4, 2] = 0
+    data = [
+        {**batch, "w": each.repeat(len(batch["x"]) // 4)}
+        for batch, each in zip(batches(STEPS), weights, strict=True)
+    ]
+
+    def weighted(params, batch):
+        return loss_fn(params, batch), pj.Aux(weight=batch["w"][0])
+
+    train = pj.make_train_step(
+        weighted,
+        OPTIMIZERS[name],
+        mesh=pj.data_mesh(4),
+        width=width,
+        weight_prediction=rule,
+        executor=executor,
+    )
+    state = train.init(init_params(), batch=data[0])
+    for batch in data:
+        state, _ = train.step(state, batch)
+    expected = pipe_sgd(
+        loss_fn,
+        OPTIMIZERS[name],
+        init_params(),
+        data,
+        workers=4,
+        width=width,
+        drain=True,
+        predict=rule,
+        held=HELD[name],
+        weights=weights,
+    )[-1]
+    got = train.drain(state)[0].params
+    chex.assert_trees_all_close(got, expected, rtol=0, atol=4e-6)
+
+
 @grid(0, width=[2, 3, 4], tx=[optax.sgd(0.02, momentum=0.9), optax.sgd(0.1)])
 def test_quadratic_with_prediction_takes_synchronous_steps(width, tx):
     """With noise too, the mean of gradients is the gradient at the mean.
