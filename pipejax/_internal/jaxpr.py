@@ -104,13 +104,29 @@ def _handed_on(equation: JaxprEqn) -> dict[int, int]:
         return pairs
     # The operands are constants, carries and slices, and the results carries and
     # slices. A carry must come back in its own place.
-    constants, carries = equation.params["num_consts"], equation.params["num_carry"]
+    constants, carries, _ = scan_parts(equation)
     first = constants + carries
     return {
         i: j
         for i, j in pairs.items()
         if (j == constants + i if i < carries else j >= first)
     }
+
+
+def scan_parts(equation: JaxprEqn) -> tuple[int, int, int]:
+    """Returns how many operands of a scan are constants, carries and slices."""
+    # Slices and stacked results have one axis more than the body sees. Each version of
+    # JAX names these numbers otherwise.
+    body = equation.params["jaxpr"].jaxpr
+    along = _stacked(equation.invars, body.invars)
+    carried = len(equation.outvars) - _stacked(equation.outvars, body.outvars)
+    return len(equation.invars) - carried - along, carried, along
+
+
+def _stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    """Returns how many variables have another shape inside a scan than outside."""
+    pairs = zip(outside, inside, strict=True)
+    return sum(a.aval.shape != b.aval.shape for a, b in pairs)
 
 
 def name_of(names: dict[Any, Any], variable: Any) -> Any:

@@ -131,8 +131,12 @@ def _compiled(
                 f" `lower`; got {got}. If it is a function: `inspect(jax.jit({got}),"
                 " *args)`."
             )
+        # The options of a train step are a part of its program.
+        own = getattr(program, "compiler_options", None)
         if options is None:
-            options = getattr(program, "compiler_options", None)
+            options = own
+        elif own is not None:
+            keywords = {**keywords, "plain": True}
         program = _lowered(program, args, keywords)
     if isinstance(program, jax.stages.Lowered):
         return _of_xla(program, options)

@@ -18,6 +18,7 @@ from pipejax._core.checks import (
     no_array,
 )
 from pipejax._core.executors import StepConfig
+from pipejax._internal.communication_thread import join
 from pipejax._internal.keys import as_numbers, is_key
 from pipejax._internal.mesh import AxisName, axes, inner_axes, size_along
 from pipejax._internal.shards import over
@@ -131,8 +132,16 @@ def _laid_out(
         return leaf if keeps else leaf.update(sharding=data)
     if isinstance(leaf, jax.Array) and leaf.committed:
         split = shards and _is_split(leaf.sharding, data, own)
-        return leaf if split or leaf.sharding == data else jax.device_put(leaf, data)
+        return leaf if split or leaf.sharding == data else _moved(leaf, data)
     return jax.device_put(leaf, data) if shards else leaf
+
+
+def _moved(leaf: jax.Array, data: NamedSharding) -> jax.Array:
+    if data.is_fully_addressable:
+        return jax.device_put(leaf, data)
+    # Between processes, this is a collective, of which only one may run at a time.
+    join()
+    return jax.block_until_ready(jax.device_put(leaf, data))
 
 
 def _is_split(sharding: Any, data: NamedSharding, own: tuple[str, ...]) -> bool:

@@ -191,7 +191,12 @@ class LocalTrainStep:
 
     @without_mesh()
     def lower(
-        self, state: LocalState, batch: Tree, shared: Tree = None
+        self,
+        state: LocalState,
+        batch: Tree,
+        shared: Tree = None,
+        *,
+        plain: bool = False,
     ) -> jax.stages.Lowered:
         """Lowers the program of a step with the first chunk beside it, not running it.
 
@@ -199,6 +204,8 @@ class LocalTrainStep:
           state: State, or its shapes.
           batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
           shared: As for `step`, or shapes.
+          plain: Whether to leave out the compiler options of the step, for a program
+            that is compiled with others.
 
         Returns:
           The `jax.stages.Lowered`. With `overlap_steps=0`, it is that of a step inside
@@ -209,7 +216,7 @@ class LocalTrainStep:
         """
         self.rounds.check(state)
         inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
-        return self.rounds.lower(state, inputs)
+        return self.rounds.lower(state, inputs, plain=plain)
 
     @without_mesh()
     def transfers(

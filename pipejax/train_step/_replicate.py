@@ -137,8 +137,11 @@ def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
     """Returns an array or a typed PRNG key in the given sharding."""
     if is_key(leaf):
         # `jax.device_put` does not take keys to the devices of other processes.
-        data = jax.device_put(jax.random.key_data(leaf), sharding)
+        data = _placed(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    if not sharding.is_fully_addressable and concrete and leaf.is_fully_addressable:
+        leaf = np.asarray(leaf)  # nor arrays that are placed on devices of this one
     return jax.device_put(leaf, sharding)
 
 

@@ -347,7 +347,12 @@ class TrainStep:
 
     @without_mesh()
     def lower(
-        self, state: PipelineState, batch: Tree, shared: Tree = None
+        self,
+        state: PipelineState,
+        batch: Tree,
+        shared: Tree = None,
+        *,
+        plain: bool = False,
     ) -> jax.stages.Lowered:
         """Lowers the program in which a step computes, without running it.
 
@@ -357,6 +362,8 @@ class TrainStep:
           state: State, or its shapes, such as `train.abstract_state(params)`.
           batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
           shared: As for `step`, as arrays or `jax.ShapeDtypeStruct`s.
+          plain: Whether to leave out the compiler options of the step, for a program
+            that is compiled with others.
 
         Returns:
           The `jax.stages.Lowered` of the program that `step` runs after the warm-up and
@@ -367,9 +374,8 @@ class TrainStep:
           ValueError: As in `step`.
         """
         self._check(state)
-        return self.executor.lower(
-            state, inputs_on_mesh(self.config, plain_batch(batch), shared)
-        )
+        inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
+        return self.executor.lower(state, inputs, plain=plain)
 
     @without_mesh()
     def transfers(

@@ -17,11 +17,11 @@ from pipejax._core.executors import (
     parted,
 )
 from pipejax._core.message import (
+    Exchange,
     InFlight,
     Message,
     Reduced,
     agreed_bytes,
-    parted_states,
     valid_at_once,
     valid_in_step,
 )
@@ -39,7 +39,6 @@ from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import inner_axes, size_along
 from pipejax._internal.shards import group_axes
 from pipejax._internal.traced_axes import collective_axes
-from pipejax._internal.types import CodecStates
 from pipejax.collectives import Transfer
 
 
@@ -63,19 +62,18 @@ def transfers_of(
             reduced = Reduced(total, valid.message, valid.message, squares)
         else:
             reduced = Reduced.of(message, valid.message)
-        flags = _flags(states, message, config.devices)
+        flags = _flags(exchange, message, config.devices)
         transfers, at_once = (*flags, *exchange.stages.transfers), None
         if computed.at_once is not None:
             now, by = valid_at_once(), config.at_once.sums_by
             first = step.exchange(None, computed.at_once, now, by)
-            others = _flags(states_at_once, computed.at_once, config.devices)
+            others = _flags(first, computed.at_once, config.devices)
             transfers = (*others, *first.stages.transfers, *transfers)
             at_once = Reduced.of(computed.at_once, now.message)
         # A `Partial` without arguments has no arrays, and keeps its function.
         listed = jax.tree_util.Partial(lambda: transfers)
         return message, step.apply(state, computed, reduced, at_once), listed
 
-    states, states_at_once = parted_states(state.in_flight.codec_states)
     step, own, split = config.step, common_of(state), P(config.axis_name)
     of_inputs = inputs_over(config.axis_name)
     specs = state_data_specs(own, config.axis_name), split, of_inputs
@@ -87,9 +85,10 @@ def transfers_of(
     return (*others, *listed())
 
 
-def _flags(states: CodecStates, message: Message, devices: int) -> tuple[Transfer, ...]:
+def _flags(exchange: Exchange, message: Message, devices: int) -> tuple[Transfer, ...]:
     """Returns what devices send to agree whether codecs may replace their states."""
-    if not jax.tree.leaves(states):
+    # A state also has those of algorithms that a schedule has left behind.
+    if not jax.tree.leaves(exchange.stages.init()):
         return ()
     size = agreed_bytes(devices, weighted=message.weight is not None)
     between = Transfer("all-reduce", devices, size)
@@ -140,17 +139,16 @@ def _of_local_step(
             return trained, Outcome(), jax.tree_util.Partial(tuple)
         sent = config.sent(kind, moves, reads)
         message = config.message(*sent, reads.form)
-        flags = _flags(states, message, inner.devices)
-        transfers = (*flags, *config.exchange(sent, reads).stages.transfers)
+        exchange = config.exchange(sent, reads)
+        flags = _flags(exchange, message, inner.devices)
+        transfers = (*flags, *exchange.stages.transfers)
         reduced = Reduced.of(message, jnp.array(True))
         outcome = config.after(trained.local, moves.due, sent, reads, reduced)
         return trained, outcome, jax.tree_util.Partial(lambda: transfers)
 
     inner, specs = config.inner, config.specs(kind)
     moves, reads = parted(state, kind, 0 if kind.exchanges else None)
-    states: CodecStates = {}
     if moves.due is not None:
-        states = moves.due.codec_states
         moves = moves._replace(due=moves.due._replace(codec_states={}))
     given = *specs[:2], inputs_over(inner.axis_name)
     without_exchange = jax.jit(inner.on_mesh(local, given, (*specs[2:], P())))

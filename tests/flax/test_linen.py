@@ -96,8 +96,8 @@ def fresh():
 
 
 @functools.cache
-def make_train(**options):
-    return pj.make_train_step(loss_fn, TX, mesh=pj.data_mesh(4), width=2, **options)
+def make_train(width=2, **options):
+    return pj.make_train_step(loss_fn, TX, mesh=pj.data_mesh(4), width=width, **options)
 
 
 def run(train, state, steps=STEPS):
@@ -106,6 +106,17 @@ def run(train, state, steps=STEPS):
         state, info = train.step(state, batch_at(step))
         losses.append(float(info.loss))
     return state, losses
+
+
+def test_donated_state_takes_nothing_from_the_train_state():
+    train, before = make_train(donate=True, width=1), fresh()
+    before = before.replace(step=jnp.int32(0))
+    for _ in range(2):
+        rng = jax.random.key(0)
+        state = pj.flax.linen.init(train, before, rng=rng, batch=batch_at(0))
+        state, _ = train.step(state, batch_at(0))
+        before = pj.flax.linen.update(before, state)
+    assert int(before.step) == 2
 
 
 def test_train_state_is_trained_and_written_back():

@@ -35,9 +35,9 @@ def started(devices, width, **settings):
     return train, train.init(init_params(), rng=key, batch=batches(1)[0])
 
 
-@grid(devices=(1, 4), width=(1, 2, 3), warmup=(0, 2))
-def test_state_of_bytes_trains_on_bit_for_bit(devices, width, warmup):
-    train, state = started(devices, width, warmup_steps=warmup)
+@grid(devices=(4, 1), width=(2, 3, 1), warmup=(0, 2), executor=("host", "fused"))
+def test_state_of_bytes_trains_on_bit_for_bit(devices, width, warmup, executor):
+    train, state = started(devices, width, warmup_steps=warmup, executor=executor)
     data = batches(6)
     for batch in data[:3]:
         state, _ = train.step(state, batch)

@@ -60,6 +60,10 @@ def test_transfers_belong_to_the_last_phase_of_a_schedule():
     schedule = collectives.scheduled([collectives.psum(), collectives.ring()], [5])
     found = transfers(all_reduce=schedule)
     assert [x.kind for x in found] == ["collective-permute"] * 2 * (DEVICES - 1)
+    # The residuals of the first phase need no agreement any more.
+    fed_back = collectives.two_shot(codecs.error_feedback(codecs.int8(8)))
+    schedule = collectives.scheduled([fed_back, collectives.psum()], [5])
+    assert transfers(all_reduce=schedule) == EXCHANGE
 
 
 @pytest.mark.parametrize("width", [1, 2])

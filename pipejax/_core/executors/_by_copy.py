@@ -64,10 +64,12 @@ def exchange_by_copy(
     def exchange(
         trained: None, message: Message, states: CodecStates, valid: Valid
     ) -> tuple[Reduced, CodecStates]:
-        # Starts all copies before `out` waits for any. One at a time, they take longer.
-        for array in jax.tree.leaves(message):
-            array.copy_to_host_async()
-        own = jax.tree.map(out, message)
+        with jax.transfer_guard("allow"):  # the user has chosen this executor
+            # Starts all copies before `out` waits for any. One at a time, they take
+            # longer.
+            for array in jax.tree.leaves(message):
+                array.copy_to_host_async()
+            own = jax.tree.map(out, message)
         total, states = between(trained, own, states, valid)
         factors = _factors(message, scale)
         total = jax.tree.map(back, total, sum_specs(total), factors)

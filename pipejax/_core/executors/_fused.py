@@ -84,10 +84,12 @@ class Fused:
         common = completed(common, common_of(state))
         return state_of(common, in_flight, state.calls), infos
 
-    def lower(self, state: PipelineState, inputs: Inputs) -> jax.stages.Lowered:
-        """Returns the lowered program of a step."""
+    def lower(
+        self, state: PipelineState, inputs: Inputs, *, plain: bool = False
+    ) -> jax.stages.Lowered:
+        """Returns the lowered program of a step, if `plain` without its options."""
         in_flight = _parted(state.in_flight)
-        return self._programs[False].lower(common_of(state), *in_flight, inputs)
+        return self._programs[plain].lower(common_of(state), *in_flight, inputs)
 
     @property
     def reduction_mesh(self) -> Mesh:
@@ -109,7 +111,10 @@ class Fused:
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:
-        """Returns the program of a step, also (`True`) for being traced in another."""
+        """Returns the program of a step, also (`True`) without compiler options.
+
+        Another program that traces it has options of its own.
+        """
         per_device = P(self.config.axis_name)
         program = functools.partial(
             jax.jit,
@@ -120,7 +125,6 @@ class Fused:
             in_shardings=(None, None, None, self.config.inputs),
             donate_argnums=self._donated,
         )
-        # JAX accepts compiler options only for a whole program.
         return {
             False: program(compiler_options=self.compiler_options),
             True: program(),

@@ -47,10 +47,17 @@ class FusedRounds:
         return found
 
     def lower(
-        self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
+        self,
+        kind: StepKind,
+        moves: Moves,
+        reads: RoundReads,
+        inputs: Inputs,
+        *,
+        plain: bool = False,
     ) -> jax.stages.Lowered:
-        """Returns the lowered program of a step."""
-        return self._train[kind].lower(moves, reads, inputs)
+        """Returns the lowered program of a step, if `plain` without its options."""
+        programs = self._steps({}) if plain else self._train
+        return programs[kind].lower(moves, reads, inputs)
 
     @property
     def reduction_mesh(self) -> Mesh:
@@ -69,6 +76,9 @@ class FusedRounds:
 
     @functools.cached_property
     def _train(self) -> dict[StepKind, jax.stages.Wrapped]:
+        return self._steps(self.compiler_options)
+
+    def _steps(self, options: dict[str, Any]) -> dict[StepKind, jax.stages.Wrapped]:
         """Returns the program of each kind of step."""
         config = self.config.inner
 
@@ -83,7 +93,7 @@ class FusedRounds:
                 local,
                 in_shardings=(None, None, config.inputs),
                 donate_argnums=(0,) if config.donate else (),
-                compiler_options=self.compiler_options,
+                compiler_options=options,
             )
 
         return {kind: program(kind) for kind in KINDS}

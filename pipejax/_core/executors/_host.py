@@ -37,6 +37,7 @@ from pipejax._core.message import (
     InFlight,
     Message,
     Reduced,
+    as_number,
     joined_states,
     parted_states,
     valid_at_once,
@@ -165,8 +166,11 @@ class Host:
         """Drops the exchanges of a run that goes on with another executor."""
         self._begun.clear()
 
-    def lower(self, state: PipelineState, inputs: Inputs) -> jax.stages.Lowered:
-        """Returns the lowered program that computes."""
+    def lower(
+        self, state: PipelineState, inputs: Inputs, *, plain: bool = False
+    ) -> jax.stages.Lowered:
+        """Returns the lowered program that computes, which has no compiler options."""
+        del plain
         compute = self._programs.compute
         return compute.lower(common_of(state), _bare(state.in_flight), inputs)
 
@@ -230,7 +234,7 @@ class Host:
             jax.block_until_ready(awaited)
             states, updated = before if isinstance(before, Base) else _after(before)
             # When a fresh message is due, the whole queue is valid.
-            count = length if age == length else _first(filled)
+            count = length if age == length else as_number(filled)
             valid = valid_in_step(count, length, age)
             return self._programs.exchange(updated, message, states, valid)
 
@@ -316,11 +320,6 @@ def _after(exchange: Future[tuple[Reduced, CodecStates]]) -> Base:
 def _bare(in_flight: InFlight) -> InFlight:
     """Returns the queue without codec states, which may lie on other devices."""
     return in_flight._replace(codec_states={})
-
-
-def _first(filled: jax.Array) -> int:
-    """Returns how many messages in the queue are valid, as a Python integer."""
-    return int(jax.device_get(filled.addressable_data(0))[0])
 
 
 def _check_concrete(state: PipelineState) -> None:

@@ -52,9 +52,16 @@ class HostRounds:
         return self._begun(kind, moves, reads)(moves.local)
 
     def lower(
-        self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
+        self,
+        kind: StepKind,
+        moves: Moves,
+        reads: RoundReads,
+        inputs: Inputs,
+        *,
+        plain: bool = False,
     ) -> jax.stages.Lowered:
-        """Returns the lowered program that trains."""
+        """Returns the lowered program that trains, which has no compiler options."""
+        del plain
         args = moves.local, moves.reported, inputs, reads.form
         return self._train[kind].lower(*args)
 

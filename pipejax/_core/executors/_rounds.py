@@ -129,12 +129,15 @@ class Rounds:
         position = Position.at(0, 0, int(state.position.warmup))
         return LocalState(state.shared, own, position), tuple(reports)
 
-    def lower(self, state: LocalState, inputs: Inputs) -> jax.stages.Lowered:
+    def lower(
+        self, state: LocalState, inputs: Inputs, *, plain: bool = False
+    ) -> jax.stages.Lowered:
         """Returns the lowered program of a step that exchanges the first chunk."""
         schedule = self.config.schedule_of(state.shared.form)
         number = 0 if schedule.overlap_steps else None
         kind = StepKind.of(number, schedule.chunks)
-        return self.executor.lower(kind, *parted(state, kind, number), inputs)
+        args = *parted(state, kind, number), inputs
+        return self.executor.lower(kind, *args, plain=plain)
 
     def check(self, state: LocalState) -> None:
         """Raises a `ValueError` if a state is not one of these rounds."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from pipejax._internal.jaxpr import scan_parts
 from pipejax._internal.types import JaxprEqn
 
 from ._flops import flops_of
@@ -37,14 +38,10 @@ def scan_operation(
     equation: JaxprEqn, reads: tuple[Any, ...], writes: tuple[Any, ...]
 ) -> TracedOperation:
     """Returns the scan of an equation as an operation."""
-    params, outer, results = equation.params, equation.invars, equation.outvars
+    params = equation.params
     length, body = params["length"], core.jaxpr_as_fun(params["jaxpr"])
-    # The operands are constants, the carry, and arrays to scan over. The results are
-    # the carry and stacked arrays. Arrays that are scanned over or stacked have one
-    # axis more than the body sees.
-    along = _stacked(outer, params["jaxpr"].jaxpr.invars)
-    carried = len(results) - _stacked(results, params["jaxpr"].jaxpr.outvars)
-    fixed = len(outer) - carried - along
+    # The results are the carry and stacked arrays.
+    fixed, carried, along = scan_parts(equation)
     mesh = equation.ctx.cur_abstract_mesh  # whose axis types the operands have
 
     def part(start: int, stop: int, reads: Any, writes: Any) -> TracedOperation:
@@ -109,9 +106,3 @@ def _split(values: Sequence[Any], *counts: int) -> list[Sequence[Any]]:
         parts.append(values[:count])
         values = values[count:]
     return [*parts, values]
-
-
-def _stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    """Returns how many variables have another shape inside the scan than outside."""
-    pairs = zip(outside, inside, strict=True)
-    return sum(a.aval.shape != b.aval.shape for a, b in pairs)

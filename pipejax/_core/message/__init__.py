@@ -7,6 +7,7 @@ from ._exchange import Exchange as Exchange
 from ._exchange import averaging as averaging
 from ._in_flight import InFlight as InFlight
 from ._in_flight import Valid as Valid
+from ._in_flight import as_number as as_number
 from ._in_flight import at_width_1 as at_width_1
 from ._in_flight import count as count
 from ._in_flight import emptied as emptied

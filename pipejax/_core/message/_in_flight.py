@@ -147,7 +147,14 @@ def _valid(filled: Any, length: int) -> tuple[Any, ...]:
 
 def count(in_flight: InFlight) -> int:
     """Returns the number of messages in flight; waits until they are computed."""
-    filled = in_flight.filled
+    return as_number(in_flight.filled)
+
+
+def as_number(filled: Any) -> int:
+    """Returns `InFlight.filled` as a number.
+
+    Of a state that was read from bytes, it is an array of NumPy.
+    """
     own = filled.addressable_data(0) if isinstance(filled, jax.Array) else filled
     return int(jax.device_get(own)[0])
 

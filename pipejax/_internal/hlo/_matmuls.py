@@ -30,7 +30,8 @@ def flops_of(op: Instruction, shapes: list[Shape]) -> float | None:
         contracting = op.attributes.get("lhs_contracting_dims", "{}")
         # If the ragged dimension is contracted, each of its groups has a result of its
         # own, and the formula of a dot does not apply.
-        if op.attributes.get("lhs_ragged_dims", "none") in contracting:
+        ragged = re.findall(r"\d+", op.attributes.get("lhs_ragged_dims", ""))
+        if {*ragged} & {*re.findall(r"\d+", contracting)}:
             return None
         return _dot(shapes[0], op.shapes[0], contracting)
     if op.opcode == "convolution":

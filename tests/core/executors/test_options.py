@@ -95,10 +95,27 @@ def test_synchronous_step_sends_its_first_gradients_early():
     batch = jax.ShapeDtypeStruct((64 * mesh.size, 1024), "float32")
     report = pj.overlap.inspect(train, state, batch)
     assert len(report.collectives) == 4
+    alone = pj.overlap.inspect(train, state, batch, compiler_options={})
+    assert len(alone.collectives) == 1
     # Seven matmuls of the forward pass, and 13 of the backward pass. The first
     # all-reduce has two gradients, which four of the latter make: the last layer's
     # gradient, its input's, and those of the layer before.
     assert report.covered == pytest.approx(9 / 20)
+
+
+@NEEDS_GPU
+def test_other_options_leave_out_those_of_the_step():
+    """Without its options, XLA hides less of what a local step hides with them."""
+    mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x2x4"))
+    train = pj.make_local_step(wide_loss, optax.sgd(0.1), mesh=mesh)
+    params = {name: jax.ShapeDtypeStruct((256, 256), "float32") for name in "abc"}
+    state = train.abstract_state(params)
+    batch = jax.ShapeDtypeStruct((64 * mesh.size, 256), "float32")
+    own, same, bare = (
+        pj.overlap.inspect(train, state, batch, compiler_options=options).covered
+        for options in (None, train.compiler_options, {})
+    )
+    assert own == same > bare
 
 
 def test_step_inside_jit_ignores_its_options():

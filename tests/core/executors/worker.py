@@ -169,7 +169,8 @@ def frozen():
 def sent_and_trained(train):
     """Returns the executor, the bytes of an exchange, and the bits of parameters."""
     (batch,) = batches(1)
-    state = train.init(init_params())
+    # A model is often made on one device of each process.
+    state = train.init(jax.device_put(init_params(), jax.local_devices()[0]))
     sent = sum(x.bytes for x in train.transfers(state, train.batch(batch)))
     return [train.executor.name, sent, bits(run(train, 4, state).params)]
 

@@ -115,6 +115,15 @@ def test_cudnn_convolution_is_counted(target, operands, result):
     assert found.matmuls == 1
 
 
+def test_ragged_dot_may_contract_several_dimensions():
+    _, uncounted = work(
+        "%a = f32[4,64,32] broadcast(%x)\n%b = f32[4,64,16] broadcast(%x)\n"
+        "%n = s32[4] broadcast(%x)\n%d = f32[4,32,16] ragged-dot(%a, %b, %n),"
+        " lhs_contracting_dims={0,1}, rhs_contracting_dims={0,1}, lhs_ragged_dims={1}"
+    )
+    assert uncounted
+
+
 def test_matmul_of_inconsistent_shapes_is_refused():
     with pytest.raises(ValueError, match=r"its FLOPs cannot be counted:\n%d = "):
         work("%d = f32[8,8] dot(%p, %p), lhs_contracting_dims={7}")
