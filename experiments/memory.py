@@ -233,7 +233,7 @@ def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
     columns = {
         "D-Sync": "K=1",
         "ZeRO-1": "K=1, sharded",
-        "Pipe-SGD": "K=2, predicted",
+        "Pipe-SGD": "K=2, default",
         "Pipe-SGD, sharded, plain": "K=2, sharded, plain",
         "Pipe-SGD, sharded": "K=2, sharded, predicted",
     }

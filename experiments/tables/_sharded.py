@@ -11,7 +11,7 @@ _STEPS = {
 _MEMORY = {
     "D-Sync": "K=1",
     "ZeRO-1": "K=1, sharded",
-    "Pipe-SGD": "K=2, predicted",
+    "Pipe-SGD": "K=2, default",
     "Pipe-SGD, sharded": "K=2, sharded, predicted",
 }
 

@@ -109,7 +109,7 @@ class CompiledAllReduce:
         self._case = case
         self._layout = Layout.of_shapes(square_leaves(case.elements))
         own = P(every)
-        apart = tuple(name for name in every if name not in axes(self.axis))
+        others = tuple(name for name in every if name not in axes(self.axis))
 
         def init() -> Any:
             return self.stages().init()
@@ -130,7 +130,7 @@ class CompiledAllReduce:
         self.summands = Summands(tuple(map(made, self._layout.coded)))
         self.states = jax.jit(on_mesh(init, mesh, (), own))()
         # All devices of the sum have the same. Their states differ.
-        total = P(apart) if apart else P()
+        total = P(others) if others else P()
         self._step = jax.jit(on_mesh(local, mesh, (own, own), (total, own)))
 
     def stages(self) -> Stages:

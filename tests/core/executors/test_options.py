@@ -104,7 +104,7 @@ def test_synchronous_step_sends_its_first_gradients_early():
 
 
 @NEEDS_GPU
-def test_other_options_leave_out_those_of_the_step():
+def test_other_options_replace_the_options_of_a_step():
     """Without its options, XLA hides less of what a local step hides with them."""
     mesh = pj.data_mesh(devices=pj.overlap.topology("h100:1x2x4"))
     train = pj.make_local_step(wide_loss, optax.sgd(0.1), mesh=mesh)
