@@ -26,8 +26,8 @@ from ._meta import digest
 from ._snapshots import Keeper
 
 _log = logging.getLogger("pipejax")
-# Seconds for which another host may not see a new folder: NFS looks again after 30.
-_UNSEEN = 40.0
+# Seconds for which another host may not see a new folder: NFS looks again after 60.
+_UNSEEN = 70.0
 
 
 class LockedManager(ocp.CheckpointManager):

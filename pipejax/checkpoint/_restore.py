@@ -91,7 +91,8 @@ def restore(
 
     If the manager has `memory`, and a snapshot there is of a later step than the newest
     checkpoint that is whole, it is restored in place of the checkpoint, unless it is of
-    other devices. With `step`, a snapshot of this step is taken if no checkpoint is.
+    other devices. With `step`, a snapshot of this step is taken if there is no
+    checkpoint of it that is whole.
     Snapshots that this manager has made count, too; `manager.latest_step()` leaves them
     out.
 

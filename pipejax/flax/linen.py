@@ -122,8 +122,10 @@ def init(
         batch=batch,
         shared=shared,
     )
+    step: Any = train_state.step
     # A copy, since a step with `donate=True` overwrites the state's.
-    step = np.int32(jax.device_get(train_state.step))
+    array = isinstance(step, jax.Array)
+    step = jnp.array(step, jnp.int32) if array else np.int32(step)
     if isinstance(state, pj.LocalState):
         return _of_groups_at(state, step)
     return state._replace(step=jax.device_put(step, NamedSharding(train.mesh, P())))

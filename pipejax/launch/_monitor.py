@@ -193,7 +193,7 @@ class Monitor:
                 {
                     each.report.rank
                     for each in self._heard.seen()
-                    if patience(each, self.limit) < each.age < most
+                    if patience(each, GRACE) < each.age < most
                 }
             )
         self.end(self.rank, diagnosis)

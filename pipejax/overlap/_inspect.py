@@ -14,6 +14,7 @@ from pipejax._internal.hlo import (
     is_mesh_of,
     parse,
 )
+from pipejax.train_step import LocalTrainStep, TrainStep
 
 
 def inspect(
@@ -135,7 +136,7 @@ def _compiled(
         own = getattr(program, "compiler_options", None)
         if options is None:
             options = own
-        elif own is not None:
+        elif isinstance(program, TrainStep | LocalTrainStep):
             keywords = {**keywords, "plain": True}
         program = _lowered(program, args, keywords)
     if isinstance(program, jax.stages.Lowered):

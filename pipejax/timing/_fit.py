@@ -143,9 +143,12 @@ def fit_inner(
         ]
         return np.log(np.array(found) / seconds)
 
+    # A link far faster than its bytes were seen to travel is as good as one without
+    # limits, where launches take all of the time.
     fastest = max(counts.wire / each for counts, each in samples)
+    bounds = np.log([[1e-9, fastest / 2], [max(seconds), 10 * fastest]])
     start = np.log([min(seconds) / 10, fastest])
-    return link(least_squares(errors, start, loss="soft_l1").x)
+    return link(least_squares(errors, start, bounds=bounds, loss="soft_l1").x)
 
 
 def fit(

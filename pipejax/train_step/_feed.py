@@ -17,7 +17,7 @@ from pipejax._core.checks import (
     named_shapes,
     no_array,
 )
-from pipejax._core.executors import StepConfig
+from pipejax._core.executors import StepConfig, spans_cpu_processes
 from pipejax._internal.communication_thread import join
 from pipejax._internal.keys import as_numbers, is_key
 from pipejax._internal.mesh import AxisName, axes, inner_axes, size_along
@@ -137,9 +137,11 @@ def _laid_out(
 
 
 def _moved(leaf: jax.Array, data: NamedSharding) -> jax.Array:
-    if data.is_fully_addressable:
+    alike = leaf.sharding.is_equivalent_to(data, leaf.ndim)
+    mesh: Any = data.mesh
+    if alike or not spans_cpu_processes(mesh):
         return jax.device_put(leaf, data)
-    # Between processes, this is a collective, of which only one may run at a time.
+    # This is a collective, of which only one may run at a time.
     join()
     return jax.block_until_ready(jax.device_put(leaf, data))
 

@@ -140,7 +140,8 @@ def _placed(leaf: Leaf, sharding: NamedSharding) -> jax.Array:
         data = _placed(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
-    if not sharding.is_fully_addressable and concrete and leaf.is_fully_addressable:
+    own = concrete and leaf.committed and leaf.is_fully_addressable
+    if own and not sharding.is_fully_addressable:
         leaf = np.asarray(leaf)  # nor arrays that are placed on devices of this one
     return jax.device_put(leaf, sharding)
 

@@ -37,7 +37,8 @@ def test_hidden_share_follows_from_the_three_times(times, hidden):
 
 def advice():
     compute = timing.Compute.of(0.12)
-    return Advice(Model(4_000_000, 120.0), timing.plan(CLUSTER, 4_000_000, compute))
+    ways = timing.plan(CLUSTER, 4_000_000, compute)
+    return Advice(Model(4_000_000, 120.0), ways, CLUSTER)
 
 
 def test_advice_recommends_the_best_way_in_one_bucket():
@@ -46,15 +47,15 @@ def test_advice_recommends_the_best_way_in_one_bucket():
     assert shown["pipelined"].config.width == 2
     assert shown["recommended"].step <= shown["pipelined"].step
     assert all(x.config.codec is None for x in shown.values())
-    *rows, about = str(advice()).split("\n\n")[0].splitlines()
+    *rows, about, predictions = str(advice()).split("\n\n")[0].splitlines()
     assert rows == [f"{name:<14}{choice}" for name, choice in shown.items()]
     assert about == gain()
+    assert predictions.startswith(f"{CLUSTER.hosts} devices or hosts predict")
 
 
 def test_advice_names_the_gradients_to_delay():
-    model, ways, *_ = advice()
     delayed = {"embedding": True, "layers": [True, False]}
-    text = str(Advice(model, ways, delayed))
+    text = str(advice()._replace(delayed=delayed))
     assert text.startswith(str(advice()))
     assert text.splitlines()[-1].startswith(f"delayed = {delayed}")
 
@@ -63,7 +64,7 @@ def test_advice_shows_local_steps_where_no_pipeline_hides():
     compute = timing.Compute.of(0.001)
     ways = timing.plan(CLUSTER, 4_000_000, compute)
     rounds = timing.local_steps(ways, compute)
-    found = Advice(Model(4_000_000, 1.0), ways, rounds=rounds)
+    found = Advice(Model(4_000_000, 1.0), ways, CLUSTER, rounds=rounds)
     assert found.shown["local steps"] == rounds[0]
     text = str(found)
     assert f"local steps   {rounds[0]}" in text

@@ -39,6 +39,7 @@ def test_useful_share_of_the_storm_is_quoted():
 def test_healthy_jobs_are_described():
     record = result("faults_healthy")
     found = record["found"]
-    assert (record["cpu"]["cores"], record["load"]) == (2, 2)
-    yield f"{record['steps']} short steps on two cores, while two other programs kept"
+    assert (record["cpu"]["cores"], record["load"]) == (2, 4)
+    yield f"{record['steps']} short steps on two cores, while four other programs kept"
+    yield f"up to {found['most_load']:.0f} programs wanted a core at once"
     yield f"It ended {found['ended']} of {found['jobs']} jobs"

@@ -58,6 +58,16 @@ def test_inner_link_is_found_beside_known_costs():
     assert math.isclose(found.bandwidth, inner.bandwidth, rel_tol=1e-3)
 
 
+def test_inner_link_stays_finite_where_launches_take_longer():
+    """Between hosts, collectives wait for each other for longer than all of these."""
+    exchanges = [timing.COST_MODELS["ring"](4, n, None) for n in (2**10, 2**20)]
+    slow = dataclasses.replace(KNOWN, synchronisation=1.0)
+    times = [1e-5, 4e-4]
+    found = fit_inner(slow, 4, [*zip(exchanges, times, strict=True)])
+    fastest = exchanges[1].wire / times[1]
+    assert fastest / 2 < found.bandwidth < 11 * fastest
+
+
 def test_fit_of_noisy_samples_is_within_ten_percent():
     """5 % of noise on 20 samples of six numbers moves speeds by about 5 %/sqrt(3)."""
     fit = timing.fit(4, samples(noise=0.05), KNOWN.reduction)

@@ -25,6 +25,7 @@ from ._initial_rounds import round_codec_states as round_codec_states
 from ._initial_rounds import round_shapes as round_shapes
 from ._options import compiler_options as compiler_options
 from ._own_collectives import OwnCollectiveError as OwnCollectiveError
+from ._own_collectives import spans_cpu_processes as spans_cpu_processes
 from ._ready import ready_after as ready_after
 from ._regroup import regrouped as regrouped
 from ._round_config import RoundConfig as RoundConfig

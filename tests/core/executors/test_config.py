@@ -38,7 +38,7 @@ class Numbered(AllReduce):
 
     def __call__(self, layout, axis_name):
         del layout
-        return Stages((), (lambda: {"place": lax.axis_index(axis_name)[None]},))
+        return Stages((), (lambda prefix: {"place": lax.axis_index(axis_name)[None]},))
 
 
 @pytest.mark.parametrize("name", MESHES)

@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import checkpoint, codecs, collectives
@@ -45,13 +47,21 @@ def main(rank, processes, port, devices):
         answers.write(json.dumps(answer) + "\n")
 
 
-def run(train, steps, state=None, *, drained=True):
-    """Returns the final state. Each process passes its share of every batch."""
+def run(train, steps, state=None, *, drained=True, moved=False):
+    """Returns the final state. Each process passes its share of every batch.
+
+    If `moved`, every second batch comes as a global array that is not split.
+    """
     state = train.init(init_params()) if state is None else state
     rank, processes = jax.process_index(), jax.process_count()
-    for batch in batches(steps):
+    for number, batch in enumerate(batches(steps)):
         mine = jax.tree.map(lambda x: np.split(x, processes)[rank], batch)
-        state, _ = train.step(state, train.batch(mine))
+        given = train.batch(mine)
+        if moved and number % 2:
+            train.join()  # JAX compares what processes place
+            whole = NamedSharding(train.mesh, P())
+            given = jax.tree.map(lambda x, to=whole: jax.device_put(x, to), batch)
+        state, _ = train.step(state, given)
     return train.drain(state)[0] if drained else state
 
 
@@ -172,7 +182,7 @@ def sent_and_trained(train):
     # A model is often made on one device of each process.
     state = train.init(jax.device_put(init_params(), jax.local_devices()[0]))
     sent = sum(x.bytes for x in train.transfers(state, train.batch(batch)))
-    return [train.executor.name, sent, bits(run(train, 4, state).params)]
+    return [train.executor.name, sent, bits(run(train, 4, state, moved=True).params)]
 
 
 def fed_back(devices):
