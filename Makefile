@@ -67,8 +67,8 @@ quick: .venv/ready-dev
 	XLA_FLAGS="$(BITS) $(QUICKLY) $(JAX_0_10)" .venv/bin/pytest -n 2 --cases 1
 
 # What calls JAX the most.
-core := $(addprefix tests/,core/executors train_step/test_step.py flax/test_nnx.py \
-  internal/test_jaxpr.py)
+core := $(addprefix tests/,core/executors train_step/test_step.py \
+  flax/test_variables.py internal/test_jaxpr.py)
 
 quick-other: .venv-other/ready-test
 	XLA_FLAGS="$(BITS) $(QUICKLY)" .venv-other/bin/pytest -n 2 --cases 1 \
