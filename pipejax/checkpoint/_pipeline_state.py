@@ -1,6 +1,5 @@
 """Continues a pipeline from the contents of a checkpoint."""
 
-import bisect
 import logging
 
 import jax
@@ -62,8 +61,7 @@ def pipeline_state(
 
 def _is_synchronous(train: TrainStep, calls: int | None) -> bool:
     """Returns whether the step after these calls is one of a warm-up."""
-    phase = bisect.bisect_right(train.boundaries, calls or 0)
-    return train.phases[phase].width == 1
+    return train.phases[train.phase_after(calls or 0)].width == 1
 
 
 def _with_empty_queue(

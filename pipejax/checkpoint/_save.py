@@ -148,13 +148,12 @@ _PLACE = "Place it with jax.device_put(leaf, NamedSharding(train.mesh, P()))."
 def _check_later(manager: ocp.CheckpointManager, step: int) -> None:
     latest = max(steps(manager), default=-1)
     keeper = keeper_of(manager)
-    newest = None if keeper is None else keeper.newest()
-    if latest < step <= (-1 if newest is None else newest):
+    newest = keeper.newest() if keeper else None
+    if keeper and newest is not None and latest < step <= newest:
         raise ValueError(
             "`state` must be of a later step than the snapshots of this job, got step"
             f" {step} where the newest is of step {newest}. Restore with the manager"
-            f" that has `memory`, or remove {keeper and keeper.memory.path} on every"
-            " host."
+            f" that has `memory`, or remove {keeper.memory.path} on every host."
         )
     if step <= latest:
         raise ValueError(

@@ -9,7 +9,7 @@ from pipejax.overlap import Measurement
 
 from ._model import Model
 from ._rows import about_accuracy, chosen, exact, gain, said
-from ._snippet import about_predictions, predicts_by_host, snippet
+from ._snippet import about_predictions, snippet
 
 SHORT = 1.05
 """The smallest `Measurement.ceiling` at which the hidden share can be measured."""
@@ -72,7 +72,11 @@ class Advice(NamedTuple):
                 *(f"{name:<14}{said(choice)}" for name, choice in shown.items()),
                 gain(),
                 *about_accuracy(shown.values()),
-                *about_predictions(shown["recommended"].config, self._replicas),
+                *about_predictions(
+                    shown["recommended"].config,
+                    self.cluster.hosts,
+                    self.cluster.devices,
+                ),
                 "",
                 self.python,
                 *self._least_delay(),
@@ -84,14 +88,6 @@ class Advice(NamedTuple):
     def python(self) -> str:
         """Returns the recommended train step as Python."""
         return self._python(chosen(self.ways).config)
-
-    @property
-    def _replicas(self) -> int:
-        """Returns how many devices, or hosts, predict by gradients of their own."""
-        hosts, devices = self.cluster.hosts, self.cluster.devices
-        if predicts_by_host(self.shown["recommended"].config, devices):
-            return hosts
-        return hosts * devices
 
     def _python(self, config: timing.TrainConfig) -> str:
         hosts, devices = self.cluster.hosts, self.cluster.devices

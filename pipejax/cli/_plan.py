@@ -27,7 +27,7 @@ from ._rows import (
     number,
     synchronous,
 )
-from ._snippet import about_predictions, predicts_by_host, snippet
+from ._snippet import about_predictions, snippet
 from ._units import COMPUTE_MS, MOST, check, count
 from ._usage import UsageError, in_one_line
 
@@ -174,10 +174,8 @@ def _about_predictions(
     """Says what predictions may cost, unless the optimizer is sharded."""
     if args.shard_optimizer:  # which cannot exchange a part at once
         return []
-    replicas = cluster.hosts
-    if not (args.sharded or predicts_by_host(choice.config, cluster.devices)):
-        replicas *= cluster.devices
-    return about_predictions(choice.config, replicas)
+    devices = 1 if args.sharded else cluster.devices
+    return about_predictions(choice.config, cluster.hosts, devices)
 
 
 def _inner_axis(args: argparse.Namespace, devices: int) -> str | None:

@@ -56,8 +56,14 @@ def predicts_by_host(config: timing.TrainConfig, devices: int) -> bool:
     return config.levels or over_both
 
 
-def about_predictions(config: timing.TrainConfig, replicas: int) -> list[str]:
-    """Says what predictions may cost, if several replicas predict."""
+def about_predictions(
+    config: timing.TrainConfig, hosts: int, devices: int
+) -> list[str]:
+    """Says what predictions may cost, if several hosts or devices predict.
+
+    Devices that share a model count as one.
+    """
+    replicas = hosts if predicts_by_host(config, devices) else hosts * devices
     if config.width == 1 or replicas == 1:
         return []
     return [

@@ -43,7 +43,7 @@ class ProcessReport:
 
     @property
     def regular(self) -> bool:
-        """Whether the process takes its steps regularly, and does nothing else."""
+        """Whether the length of its steps is known, and nothing else keeps it busy."""
         return self.pace > 0.0 and not self.busy
 
     def __str__(self) -> str:

@@ -64,9 +64,8 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
             " preconditioner=sqrt(nu) + eps."
         )
     update = LinearUpdate(matrix[:, :-1], matrix[:, -1])
-    if any(_counts(jnp.asarray(x)) for x in jax.tree.leaves(start)) and not _moves(
-        update
-    ):
+    counts = any(_counts(jnp.asarray(x)) for x in jax.tree.leaves(start))
+    if counts and not _moves(update):
         raise ValueError(
             f"`tx` must still move parameters at step {_LATER}; got one that does not."
             " Pass the largest learning rate of a schedule as a number, and leave out"

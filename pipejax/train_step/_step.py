@@ -228,7 +228,7 @@ class TrainStep:
         """
         self._check(state)
         check_overwritten(shared, state, donate=self.config.donate)
-        batch, phase = plain_batch(batch), self._phase(state.calls)
+        batch, phase = plain_batch(batch), self.phase_after(state.calls)
         check_global(batch, self.mesh)
         inputs = inputs_on_mesh(self.config, batch, shared)
         compare_once(inputs.shared, self.config, self._checked)
@@ -337,7 +337,7 @@ class TrainStep:
         args = state.trainable.whole_params, state.model_state, state.shards
         wanted, _ = self.config.empty_messages(*args)
         check_pending(wanted, state.in_flight, self.config.devices)
-        phase = self._phase(state.calls)
+        phase = self.phase_after(state.calls)
         if self.phases[phase].width != self.width:  # a warm-up has no queue
             phase = -1
         try:
@@ -520,7 +520,8 @@ class TrainStep:
             check_optimizer_of(state, self.settings.tx)
             self._checked.add(form)
 
-    def _phase(self, calls: Any) -> int:
+    def phase_after(self, calls: Any) -> int:
+        """Returns the index in `phases` of the step that follows these calls."""
         return (
             bisect.bisect_right(self.boundaries, int(calls)) if self.boundaries else 0
         )

@@ -111,9 +111,9 @@ def test_last_lines_of_a_plan_are_a_program(flags, says, capsys):
 
 def test_several_replicas_get_advice_with_a_delay():
     piped = TrainConfig(2, "ring")
-    assert "at_once=pj.codecs.power_sgd" in about_predictions(piped, 2)[0]
-    assert about_predictions(piped, 1) == []
-    assert about_predictions(TrainConfig(1, "ring"), 64) == []
+    assert "at_once=pj.codecs.power_sgd" in about_predictions(piped, 2, 1)[0]
+    assert about_predictions(piped, 1, 1) == []
+    assert about_predictions(TrainConfig(1, "ring"), 64, 1) == []
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,10 @@ class RoundReads(NamedTuple):
 
     @property
     def valid(self) -> Any:
-        """Whether groups have taken a step, so that there is something to exchange.
+        """Whether the round has taken a step.
 
-        Otherwise they send zeros, and a codec must keep its residual, because the sum
-        is not applied.
+        If not, groups send zeros, and their sum is not applied, so a codec must keep
+        its residual.
         """
         steps: Any = self.steps
         return steps > 0
