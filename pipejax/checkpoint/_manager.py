@@ -6,7 +6,6 @@ import operator
 import os
 import pathlib
 import shutil
-import time
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from pipejax._core.executors import join
-from pipejax._internal import leaving, proofs
+from pipejax._internal import leaving
 from pipejax._internal.fault_rate import faults_per_hour
 from pipejax._internal.integers import is_integer
 
@@ -23,11 +22,10 @@ from ._fault import all_or_none, while_files_vanish, writing_to
 from ._gather import gathered
 from ._lock import Lock
 from ._meta import digest
+from ._shared_folder import check_shared
 from ._snapshots import Keeper
 
 _log = logging.getLogger("pipejax")
-# Seconds for which another host may not see a new folder: NFS looks again after 60.
-_UNSEEN = 70.0
 
 
 class LockedManager(ocp.CheckpointManager):
@@ -152,7 +150,7 @@ def manager(
         if lock is not None:
             stack.callback(lock.release)
         if not read_only:
-            _check_shared(place)
+            check_shared(place)
         keeper = None
         if memory is not None:
             keeper = Keeper(pathlib.Path(memory).absolute(), place, faults_per_hour())
@@ -212,41 +210,6 @@ def _locked(place: str) -> Lock | None:
             return made
 
     return all_or_none(lock)
-
-
-def _check_shared(place: str) -> None:
-    """Raises a `ValueError` if a process does not see what process 0 writes."""
-    if jax.process_count() == 1:
-        return
-    theirs, name = gathered([place, proofs.drawn()])[0]
-    if "://" in theirs:
-        return
-    path, first = pathlib.Path(place) / f".seen-{name}", jax.process_index() == 0
-
-    def write() -> None:
-        if first:
-            with writing_to(place):
-                path.touch()
-
-    def see() -> None:
-        # A client of a network file system may have kept that there was nothing.
-        end = time.monotonic() + _UNSEEN
-        while not path.exists():
-            if time.monotonic() > end:
-                raise ValueError(
-                    f"`folder` must be one that all processes see, got {place}, where"
-                    " a process does not see what process 0 writes. Choose a folder of"
-                    " a network file system."
-                )
-            time.sleep(0.05)
-
-    all_or_none(write)
-    try:
-        all_or_none(see)
-    finally:
-        if first:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
 
 
 def check_manager(manager: Any) -> None:

@@ -137,7 +137,7 @@ def _compiled(
         if options is None:
             options = own
         elif isinstance(program, TrainStep | LocalTrainStep):
-            keywords = {**keywords, "plain": True}
+            keywords = {**keywords, "own_options": False}
         program = _lowered(program, args, keywords)
     if isinstance(program, jax.stages.Lowered):
         return _of_xla(program, options)

@@ -196,7 +196,7 @@ class LocalTrainStep:
         batch: Tree,
         shared: Tree = None,
         *,
-        plain: bool = False,
+        own_options: bool = True,
     ) -> jax.stages.Lowered:
         """Lowers the program of a step with the first chunk beside it, not running it.
 
@@ -204,8 +204,8 @@ class LocalTrainStep:
           state: State, or its shapes.
           batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
           shared: As for `step`, or shapes.
-          plain: Whether to leave out the compiler options of the step, for a program
-            that is compiled with others.
+          own_options: Whether the program has the compiler options of the step. Without
+            them, it can be compiled with others.
 
         Returns:
           The `jax.stages.Lowered`. With `overlap_steps=0`, it is that of a step inside
@@ -216,7 +216,7 @@ class LocalTrainStep:
         """
         self.rounds.check(state)
         inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
-        return self.rounds.lower(state, inputs, plain=plain)
+        return self.rounds.lower(state, inputs, own_options=own_options)
 
     @without_mesh()
     def transfers(

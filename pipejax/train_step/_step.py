@@ -352,7 +352,7 @@ class TrainStep:
         batch: Tree,
         shared: Tree = None,
         *,
-        plain: bool = False,
+        own_options: bool = True,
     ) -> jax.stages.Lowered:
         """Lowers the program in which a step computes, without running it.
 
@@ -362,8 +362,8 @@ class TrainStep:
           state: State, or its shapes, such as `train.abstract_state(params)`.
           batch: Global batch, as arrays or `jax.ShapeDtypeStruct`s.
           shared: As for `step`, as arrays or `jax.ShapeDtypeStruct`s.
-          plain: Whether to leave out the compiler options of the step, for a program
-            that is compiled with others.
+          own_options: Whether the program has the compiler options of the step. Without
+            them, it can be compiled with others.
 
         Returns:
           The `jax.stages.Lowered` of the program that `step` runs after the warm-up and
@@ -375,7 +375,7 @@ class TrainStep:
         """
         self._check(state)
         inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
-        return self.executor.lower(state, inputs, plain=plain)
+        return self.executor.lower(state, inputs, own_options=own_options)
 
     @without_mesh()
     def transfers(

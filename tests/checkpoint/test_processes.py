@@ -62,9 +62,3 @@ def test_input_invalid_on_one_process_is_refused_on_all(group, tmp_path):
 def test_two_managers_save_on_all_processes_in_turn(group, tmp_path):
     assert group.ask("saved_in_turn", tmp_path) == [[0, 1, 2], [0, 1, 2]]
     assert entries(tmp_path) == ["best", "last"]
-
-
-def test_folder_of_one_host_alone_is_refused(group, tmp_path):
-    said = group.ask("opened_apart", tmp_path)
-    rule = "`folder` must be one that all processes see, got "
-    assert [text.startswith(rule) for text in said] == [True, True]

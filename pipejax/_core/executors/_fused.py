@@ -69,7 +69,7 @@ class Fused:
         """
         _wait_turn(self.config.mesh, state)
         leaving, staying = _parted(state.in_flight)
-        program = self._programs[_is_traced(state)]
+        program = self._programs[not _is_traced(state)]
         common, entering, info = program(common_of(state), leaving, staying, inputs)
         _hand_on(self.config.mesh, state, info)
         common = completed(common, common_of(state))
@@ -85,11 +85,11 @@ class Fused:
         return state_of(common, in_flight, state.calls), infos
 
     def lower(
-        self, state: PipelineState, inputs: Inputs, *, plain: bool = False
+        self, state: PipelineState, inputs: Inputs, *, own_options: bool = True
     ) -> jax.stages.Lowered:
-        """Returns the lowered program of a step, if `plain` without its options."""
+        """Returns the lowered program of a step, with its options or without."""
         in_flight = _parted(state.in_flight)
-        return self._programs[plain].lower(common_of(state), *in_flight, inputs)
+        return self._programs[own_options].lower(common_of(state), *in_flight, inputs)
 
     @property
     def reduction_mesh(self) -> Mesh:
@@ -111,7 +111,7 @@ class Fused:
 
     @functools.cached_property
     def _programs(self) -> dict[bool, jax.stages.Wrapped]:
-        """Returns the program of a step, also (`True`) without compiler options.
+        """Returns the program of a step with its options (`True`), and without them.
 
         Another program that traces it has options of its own.
         """
@@ -126,8 +126,8 @@ class Fused:
             donate_argnums=self._donated,
         )
         return {
-            False: program(compiler_options=self.compiler_options),
-            True: program(),
+            True: program(compiler_options=self.compiler_options),
+            False: program(),
         }
 
     @functools.cached_property

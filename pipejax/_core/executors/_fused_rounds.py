@@ -53,10 +53,10 @@ class FusedRounds:
         reads: RoundReads,
         inputs: Inputs,
         *,
-        plain: bool = False,
+        own_options: bool = True,
     ) -> jax.stages.Lowered:
-        """Returns the lowered program of a step, if `plain` without its options."""
-        programs = self._steps({}) if plain else self._train
+        """Returns the lowered program of a step, with its options or without."""
+        programs = self._train if own_options else self._steps({})
         return programs[kind].lower(moves, reads, inputs)
 
     @property

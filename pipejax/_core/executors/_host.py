@@ -167,10 +167,10 @@ class Host:
         self._begun.clear()
 
     def lower(
-        self, state: PipelineState, inputs: Inputs, *, plain: bool = False
+        self, state: PipelineState, inputs: Inputs, *, own_options: bool = True
     ) -> jax.stages.Lowered:
         """Returns the lowered program that computes, which has no compiler options."""
-        del plain
+        del own_options
         compute = self._programs.compute
         return compute.lower(common_of(state), _bare(state.in_flight), inputs)
 

@@ -58,10 +58,10 @@ class HostRounds:
         reads: RoundReads,
         inputs: Inputs,
         *,
-        plain: bool = False,
+        own_options: bool = True,
     ) -> jax.stages.Lowered:
         """Returns the lowered program that trains, which has no compiler options."""
-        del plain
+        del own_options
         args = moves.local, moves.reported, inputs, reads.form
         return self._train[kind].lower(*args)
 

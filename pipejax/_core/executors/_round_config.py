@@ -181,7 +181,7 @@ class RoundConfig:
         came = jnp.array(total is not None)
         passengers = like if total is None else dataclasses.replace(like, values=total)
         reduced = Reduced.of(Message({}, None, passengers), came)
-        found = info_of(reduced, None, groups or self.inner.devices)
+        found = info_of(reduced, groups or self.inner.devices)
         return Arrival(
             loss=jnp.asarray(found.loss),
             metrics=found.metrics,

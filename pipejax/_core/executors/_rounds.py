@@ -130,14 +130,14 @@ class Rounds:
         return LocalState(state.shared, own, position), tuple(reports)
 
     def lower(
-        self, state: LocalState, inputs: Inputs, *, plain: bool = False
+        self, state: LocalState, inputs: Inputs, *, own_options: bool = True
     ) -> jax.stages.Lowered:
         """Returns the lowered program of a step that exchanges the first chunk."""
         schedule = self.config.schedule_of(state.shared.form)
         number = 0 if schedule.overlap_steps else None
         kind = StepKind.of(number, schedule.chunks)
         args = *parted(state, kind, number), inputs
-        return self.executor.lower(kind, *args, plain=plain)
+        return self.executor.lower(kind, *args, own_options=own_options)
 
     def check(self, state: LocalState) -> None:
         """Raises a `ValueError` if a state is not one of these rounds."""

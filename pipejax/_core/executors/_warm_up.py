@@ -88,7 +88,7 @@ class WarmUp:
         arrival = self.config.arrival(total, message.passengers, shared.refused)
         # As a sum of one group, whose loss is NaN without a weight.
         mine = Reduced.of(Message({}, None, message.passengers), jnp.array(True))
-        loss = jnp.asarray(info_of(mine, None, 1).loss)
+        loss = jnp.asarray(info_of(mine, 1).loss)
         own = stacked(LocalInfo.of(info)._replace(local_loss=loss))
         report = RoundInfo(**arrival._asdict(), **own._asdict())
         anchor = form.chunked(local.trainable.params)

@@ -123,34 +123,22 @@ def _in_a_row(*values: Any) -> np.ndarray:
     return np.concatenate([np.ravel(value) for value in values])
 
 
-class AtOnce(NamedTuple):
-    """The part of an update that is not delayed.
-
-    Attributes:
-      reduced: The reduced message.
-      applies: bool scalars, whether the delayed part of the update is applied, and
-        whether this one is.
-    """
-
-    reduced: Reduced
-    applies: tuple[jax.Array, jax.Array]
-
-
-def info_of(reduced: Reduced, at_once: AtOnce | None, devices: int) -> StepInfo:
+def info_of(reduced: Reduced, devices: int, norm: jax.Array | None = None) -> StepInfo:
     """Returns what to report of a message.
 
-    The norm is that of all gradients of an update, also of those that are not delayed.
-    `applied` and `skipped` are placeholders that the caller replaces.
+    `norm` is that of the gradient that the optimizer is given, by default that of the
+    message. `applied` and `skipped` are placeholders that the caller replaces.
     """
     message, arrived = reduced.sum, reduced.counts
     passengers = message.passengers
     # Under `jax_debug_nans`, JAX raises an error at any NaN, even if the NaN only says
     # that nothing has arrived.
     nothing = 0.0 if jax.debug_nans.value else jnp.nan
-    norm = _norm(reduced, at_once, devices)
     loss, metrics = jax.tree.map(
         lambda x: mean_of(x, message, devices), (passengers.loss, passengers.metrics)
     )
+    if norm is None:
+        norm = mean_of(reduced.norm, message, devices)
     loss, metrics, norm = jax.tree.map(
         lambda x: jnp.where(arrived, x, nothing), (loss, metrics, norm)
     )
@@ -164,37 +152,3 @@ def info_of(reduced: Reduced, at_once: AtOnce | None, devices: int) -> StepInfo:
         skipped=arrived,
         grad_norm=norm,
     )
-
-
-def _norm(reduced: Reduced, at_once: AtOnce | None, devices: int) -> jax.Array:
-    """Returns the norm of the gradient that the optimizer is given.
-
-    If nothing is applied, it is that of all that has come.
-    """
-    norm = mean_of(reduced.norm, reduced.sum, devices)
-    if at_once is None:
-        return norm
-    fresh, (due, applied) = at_once.reduced, at_once.applies
-    other = mean_of(fresh.norm, fresh.sum, devices)
-    # Where a parameter has both parts of a gradient, the norm is that of their sum.
-    late, rest = (
-        jax.tree.leaves(part.sum.gradients, is_leaf=lambda x: x is None)
-        for part in (reduced, fresh)
-    )
-    pairs = [
-        (a, b) for a, b in zip(late, rest, strict=True) if not (a is None or b is None)
-    ]
-    inner = sum((_inner(a, b) for a, b in pairs), start=jnp.float32(0))
-    inner = mean_of(mean_of(inner, reduced.sum, devices), fresh.sum, devices)
-    none = ~(due | applied)
-    late_counts, fresh_counts = due | none, applied | none
-    squares = (
-        jnp.where(late_counts, norm**2, 0)
-        + jnp.where(fresh_counts, other**2, 0)
-        + jnp.where(late_counts & fresh_counts, 2 * inner, 0)
-    )
-    return jnp.sqrt(jnp.maximum(squares, 0))
-
-
-def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32))

@@ -12,7 +12,7 @@ If some gradients are not delayed (`_delayed`), each kind is decided by itself.
 
 import functools
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,9 @@ from pipejax._internal.traced_axes import collective_axes
 from pipejax._internal.types import Tree
 
 from ._delayed import Updated, as_delayed, delays, of_each_kind
-from ._info import AtOnce, StepInfo, info_of
+from ._info import StepInfo, info_of
 from ._model_state import mean_changes, moved, unmoved
+from ._part import Part, decided, norm_of_both
 from ._state import Common, Trainable, with_constraints
 from ._step import Computed, Settings
 
@@ -55,12 +56,13 @@ def apply(
     if reduced.updated is not None:
         state = state._replace(trainable=reduced.updated)
     devices = 1 if alone else lax.axis_size(settings.axis_name)
-    due, skips = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
-    applies, rest, with_it = due, None, None
+    part = functools.partial(decided, skip_nonfinite=settings.skip_nonfinite)
+    late, rest, norm = part(reduced), None, None
+    applies, skips = late.applies, late.skips
     if at_once is not None:
-        fresh, others = decided(at_once, skip_nonfinite=settings.skip_nonfinite)
-        applies, skips = due | fresh, skips | others
-        rest, with_it = Part(at_once.sum, fresh), AtOnce(at_once, (due, fresh))
+        rest = part(at_once)
+        applies, skips = applies | rest.applies, skips | rest.skips
+        norm = norm_of_both(late, rest, devices)
     message, trained = reduced.sum, state.trainable
     # `gathered` and `slopes` change in the exchange alone, and pass by the branch.
     learned = trained._replace(gathered=None, slopes=None)
@@ -75,9 +77,8 @@ def apply(
         if rest is None and all(jax.tree.leaves(flags)):
             return advanced(settings.tx, learned, message, devices), new
         old = unmoved(state.model_state, counters, message.changes)
-        late = Part(message, due)
         parts = advanced_in_parts(settings.tx, learned, flags, late, rest, devices)
-        return parts, select(due, new, old)
+        return parts, select(late.applies, new, old)
 
     def hold() -> tuple[Trainable, Tree]:
         return learned, unmoved(state.model_state, counters, message.changes)
@@ -90,7 +91,7 @@ def apply(
         new, model_state = select(applies, update(), hold())
     model_state = merged(model_state, state.model_state)
     skipped = state.skipped + skips.astype(jnp.int32)
-    info = info_of(reduced, with_it, devices)
+    info = info_of(reduced, devices, norm)
     state = state._replace(
         trainable=new._replace(gathered=trained.gathered, slopes=trained.slopes),
         model_state=model_state,
@@ -114,13 +115,6 @@ def moving(state: Common, computed: Computed | None, changes: Tree) -> Common:
     return state._replace(model_state=kept)
 
 
-def decided(reduced: Reduced, *, skip_nonfinite: bool) -> tuple[jax.Array, jax.Array]:
-    """Returns whether a reduced message is applied, and whether it is skipped."""
-    counts = reduced.counts
-    skips = counts & ~reduced.finite if skip_nonfinite else jnp.zeros((), jnp.bool_)
-    return counts & ~skips, skips
-
-
 def advanced(
     tx: optax.GradientTransformation,
     trainable: Trainable,
@@ -131,13 +125,6 @@ def advanced(
     # The division is done here, where it fuses with the optimizer's arithmetic.
     # Elsewhere it would take one more pass over the gradients.
     return _advanced_by(tx, trainable, *_means(message, trainable.params, devices))
-
-
-class Part(NamedTuple):
-    """A summed message with some of the gradients, and whether it is applied."""
-
-    sum: Message
-    applies: jax.Array
 
 
 def advanced_in_parts(
@@ -181,7 +168,7 @@ def _together(
 def _applied(
     part: Part, params: optax.Params, devices: int
 ) -> tuple[optax.Updates, jax.Array]:
-    gradients, loss = _means(part.sum, params, devices)
+    gradients, loss = _means(part.reduced.sum, params, devices)
     return jax.tree.map(lambda g: jnp.where(part.applies, g, 0), gradients), loss
 
 

@@ -14,6 +14,7 @@ from pipejax._internal.shards import UNSHARDED
 from pipejax._internal.types import Specs, Tree
 from pipejax.collectives import Summands
 
+from ._part import decided
 from ._partition import (
     Partition,
     exact_specs,
@@ -24,7 +25,7 @@ from ._partition import (
 from ._prediction import KindOf, update_of
 from ._state import Trainable
 from ._step import Settings
-from ._update import advanced, decided, select
+from ._update import advanced, select
 from ._zero1_gather import difference, gathered_dtype
 
 
@@ -148,7 +149,7 @@ def _between(
     """
     held, learned = learned.gathered, learned._replace(gathered=None)
     reduced = Reduced.of(total, valid.message, on_partitions=True)
-    applies, _ = decided(reduced, skip_nonfinite=settings.skip_nonfinite)
+    applies = decided(reduced, skip_nonfinite=settings.skip_nonfinite).applies
     # The update is computed and then selected: a branch could not hold its sums.
     new = advanced(settings.tx, learned, total, partition.data)
     learned = select(applies, new, learned)

@@ -313,13 +313,13 @@ def opened_for_saving(folder):
 
 def opened_apart(folder):
     """Returns what opening another folder on each process says."""
-    from pipejax.checkpoint import _manager
+    from pipejax.checkpoint import _shared_folder
 
-    longest, _manager._UNSEEN = _manager._UNSEEN, 0.5
+    longest, _shared_folder._UNSEEN = _shared_folder._UNSEEN, 0.5
     try:
         return opened_for_saving(pathlib.Path(folder) / str(jax.process_index()))
     finally:
-        _manager._UNSEEN = longest
+        _shared_folder._UNSEEN = longest
 
 
 def saved_in_turn(folder):
