@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pipejax._core.message import InFlight
+from pipejax._core.message import PER_DEVICE
 from pipejax._internal.types import Tree
 
 
@@ -77,7 +77,7 @@ def _has_copies(leaf: jax.Array) -> bool:
 
 def _is_own(node: Any) -> bool:
     """Returns whether `node` holds arrays that differ between devices by design."""
-    return isinstance(node, InFlight)
+    return isinstance(node, PER_DEVICE)
 
 
 def _raw(leaf: jax.Array) -> jax.Array:

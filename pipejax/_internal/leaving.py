@@ -14,6 +14,7 @@ Before it exits, a process says so to JAX's runtime. JAX would otherwise abort t
 others: at once if process 0 has gone, or else when its heartbeats fail to come.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -171,6 +172,8 @@ def _say_goodbye() -> None:
 
 
 def _exit(status: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # A pipe whose reader has gone must not keep the process from ending.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     os._exit(status)

@@ -18,13 +18,18 @@ def constrained_axes(function: Any, *args: Any) -> set[str]:
     found: set[str] = set()
     for equation in _equations(jax.make_jaxpr(function)(*args)):
         if equation.primitive.name == "sharding_constraint":
-            spec = getattr(equation.params["sharding"], "spec", ())
-            found.update(name for entry in spec if entry for name in axes(entry))
+            found.update(_names(equation.params["sharding"]))
         found.update(equation.params.get("manual_axes", ()))
         for value in equation.outvars:  # along axes of type Explicit
-            spec = getattr(getattr(value.aval, "sharding", None), "spec", ())
-            found.update(name for entry in spec if entry for name in axes(entry))
+            found.update(_names(getattr(value.aval, "sharding", None)))
     return found
+
+
+def _names(sharding: Any) -> Iterator[str]:
+    # Other entries leave a dimension whole, or to XLA.
+    for entry in getattr(sharding, "spec", ()):
+        if isinstance(entry, str | tuple):
+            yield from axes(entry)
 
 
 def _axes_of(equation: Any) -> Iterator[str]:

@@ -69,7 +69,10 @@ class LockedManager(ocp.CheckpointManager):
             self.close()
         # The save may wait for processes that were interrupted before they began it.
         # What it has written is then no checkpoint, as after SIGKILL.
-        elif not leaving.within(leaving.HURRY, self.close):
+        elif (
+            not leaving.within(leaving.HURRY, self.close)
+            and self.is_saving_in_progress()
+        ):
             _log.error("interrupted: leaving without the checkpoint under way")
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ def known(args: argparse.Namespace, elements: int) -> Known:
             f"{', '.join(map(_flag, there))} must be left out beside a file, which has"
             " these values"
         )
-    return read(args.cluster, elements)
+    return read(args.cluster, elements, shared=args.sharded or args.local_steps)
 
 
 def _flag(name: str) -> str:
@@ -86,8 +86,11 @@ def calibration(fit: timing.Fit) -> dict[str, Any]:
     }
 
 
-def read(path: str, elements: int) -> Known:
-    """Reads a file that holds a `calibration`, whose part `fit` may be missing."""
+def read(path: str, elements: int, *, shared: bool = False) -> Known:
+    """Reads a file that holds a `calibration`, whose part `fit` may be missing.
+
+    If `shared`, a device exchanges its share of the elements among those of its host.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_MOST + 1)
@@ -104,7 +107,7 @@ def read(path: str, elements: int) -> Known:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} must be JSON: {error}. {_WAY}") from error
     try:
-        return _of(record, elements)
+        return _of(record, elements, shared=shared)
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
 
@@ -187,7 +190,7 @@ def kind_flags(device: Any) -> str:
     return next((f" --device {x}" for x in timing.DEVICES if x in kind), "")
 
 
-def _of(record: Any, elements: int) -> Known:
+def _of(record: Any, elements: int, *, shared: bool) -> Known:
     if not isinstance(record, Mapping) or "cluster" not in record:
         raise ValueError(
             "a calibration must be an object with `cluster`, and perhaps `fit`, as"
@@ -213,7 +216,8 @@ def _of(record: Any, elements: int) -> Known:
                 f" `largest`, a number of elements or null; got {fit!r:.200}."
             )
     notes = [] if fit["trusted"] else [fit["verdict"]]
-    return Known(cluster, notes + extrapolated(elements, fit["largest"]))
+    vector = -(-elements // cluster.devices) if shared else elements
+    return Known(cluster, notes + extrapolated(vector, fit["largest"]))
 
 
 def _assumed(args: argparse.Namespace) -> Known:

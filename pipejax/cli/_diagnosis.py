@@ -72,11 +72,7 @@ class Advice(NamedTuple):
                 *(f"{name:<14}{said(choice)}" for name, choice in shown.items()),
                 gain(),
                 *about_accuracy(shown.values()),
-                *about_predictions(
-                    shown["recommended"].config,
-                    self.cluster.hosts,
-                    self.cluster.devices,
-                ),
+                *about_predictions(shown["recommended"].config, self.cluster),
                 "",
                 self.python,
                 *self._least_delay(),
@@ -90,9 +86,9 @@ class Advice(NamedTuple):
         return self._python(chosen(self.ways).config)
 
     def _python(self, config: timing.TrainConfig) -> str:
-        hosts, devices = self.cluster.hosts, self.cluster.devices
-        inner = "device" if config.sync_every and devices > 1 else None
-        return snippet(config, inner=inner, hosts=hosts, devices=devices)
+        several = self.cluster.devices > 1
+        inner = "device" if config.sync_every and several else None
+        return snippet(config, self.cluster, inner=inner)
 
     def _local_steps(self) -> list[str]:
         if not self.rounds:

@@ -125,9 +125,12 @@ def _advice(
     if best.ratio > EXPOSED:
         # Only hosts exchange, each device its share of the parameters.
         own, part = timing.sharded(cluster), -(-n // cluster.devices)
+        means = timing.mean_inside_hosts(cluster, n)
+        compute = compute.averaging(means, one_core=one_core)
         alone = timing.plan(own, part, compute, codecs, one_core=one_core)
         rounds = in_rounds(alone, codecs, compute, one_core=one_core)
-    delayed = _least_delay(program, model, best)
+    # CPUs exchange nothing beside a backward pass.
+    delayed = None if one_core else _least_delay(program, model, best)
     return Advice(model, ways, fit.cluster, delayed, rounds)
 
 

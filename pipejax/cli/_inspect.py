@@ -121,9 +121,11 @@ def run(args: argparse.Namespace) -> int:
         if args.plot:
             timeline(reports, args.plot)
     met = _alike(reports, returned[0]) if args.twin else True
-    exchange = _along(args.axis, report) if args.axis else _exchange(returned[0])
-    verdict = _verdict(title, report, least, exchange)
-    return max(verdict, int(not met))
+    if least is None:
+        return int(not met)
+    named = _along(args.axis, report) if args.axis else None
+    covered, along = _judged(report, named, returned[0])
+    return max(_verdict(f"{title}: {along}", covered, least), int(not met))
 
 
 def _alike(reports: dict[str, Report], train: Any) -> bool:
@@ -238,19 +240,24 @@ def _along(names: str, report: Report) -> tuple[str, ...]:
     )
 
 
-def _verdict(
-    title: str, report: Report, least: float | None, exchange: tuple[str, ...] | None
-) -> int:
+def _judged(
+    report: Report, named: tuple[str, ...] | None, train: Any
+) -> tuple[float | None, str]:
+    """Returns the share of FLOPs to judge a program by, and what it is in words."""
+    words = "share of FLOPs under at least one collective"
+    if named:
+        return report.covered_by[named], f"{words} along {'+'.join(named)}"
+    exchange = _exchange(train)
+    if exchange is None:
+        return report.covered, words
+    return _covered(report, exchange), f"{words} along {'+'.join(exchange)}"
+
+
+def _verdict(what: str, covered: float | None, least: float) -> int:
     """Returns the exit status: 1, with a line on stderr, if `least` is not reached."""
-    covered = report.covered if exchange is None else _covered(report, exchange)
-    if least is None or (covered is not None and covered >= least):
+    if covered is not None and covered >= least:
         return 0
-    along = f" along {'+'.join(exchange)}" if exchange else ""
-    print(
-        f"pipejax: {title}: share of FLOPs under at least one collective{along}:"
-        f" {two_digits(covered)}, less than {least}",
-        file=sys.stderr,
-    )
+    print(f"pipejax: {what}: {two_digits(covered)}, less than {least}", file=sys.stderr)
     return 1
 
 

@@ -47,6 +47,8 @@ _OPTIONS = {
     "!--parameters COUNT": "number of the model's parameters, such as 300M",
     "!--compute-ms MS": "milliseconds that one device computes in a step: forward pass,"
     " backward pass and update",
+    "--update-ms MS": "milliseconds of these that the update takes; predictions above"
+    " width 1 take as long again; 0 by default",
     "--batch N": "number of examples that a device takes in this step, or a host with"
     " --sharded or --local-steps; batch sizes are then printed in examples too",
     "--one-core": "codecs run on the core that runs the model, as on a CPU",
@@ -81,6 +83,7 @@ def add(commands: Any) -> None:
         run=run,
         options=_cluster.OPTIONS | _OPTIONS,
         top=10,
+        update_ms=0.0,
         baseline="float32",
     )
     parser.add_argument(
@@ -94,6 +97,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     elements = count("parameters", args.parameters)
     check("compute-ms", args.compute_ms, *COMPUTE_MS)
+    check("update-ms", args.update_ms, 0, args.compute_ms)
     check("top", args.top, 1, 10**6)
     if args.shard_optimizer and args.local_steps:
         raise UsageError(
@@ -110,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
         # A device exchanges only its shard of the gradient, rounded up to whole
         # elements.
         cluster, elements = timing.sharded(cluster), -(-elements // cluster.devices)
-    compute = timing.Compute.of(args.compute_ms / 1e3)
+    update = args.update_ms / 1e3
+    compute = timing.Compute.of(args.compute_ms / 1e3 - update, update)
     # Nothing is run, so leave the accelerators of this machine alone.
     jax.config.update("jax_platforms", "cpu")
     known = candidates(cluster.codecs)
@@ -131,19 +136,14 @@ def run(args: argparse.Namespace) -> int:
         rounds = in_rounds(ranked, known, compute, one_core=args.one_core)
         ranked = [*rounds, d_sync(ranked), exact(ranked)]
     choice = chosen(ranked, args.row)
-    python = snippet(
-        choice.config,
-        inner=_inner_axis(args, devices),
-        hosts=cluster.hosts,
-        devices=cluster.devices,
-    )
+    python = snippet(choice.config, cluster, inner=_inner_axis(args, devices))
+    # A sharded optimizer cannot exchange a part at once.
+    unsharded = not args.shard_optimizer
+    predictions = about_predictions(choice.config, cluster) if unsharded else []
     parts = [
         [*notes, *_about(known)],
         lines(ranked, args.top, (choice, exact(ranked), d_sync(ranked))),
-        [
-            *_summary(ranked, choice, compute, args),
-            *_about_predictions(choice, cluster, args),
-        ],
+        [*_summary(ranked, choice, compute, args), *predictions],
         [python],
     ]
     print("\n\n".join("\n".join(part) for part in parts if part))
@@ -168,16 +168,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _about_predictions(
-    choice: timing.RankedConfig, cluster: timing.Cluster, args: argparse.Namespace
-) -> list[str]:
-    """Says what predictions may cost, unless the optimizer is sharded."""
-    if args.shard_optimizer:  # which cannot exchange a part at once
-        return []
-    devices = 1 if args.sharded else cluster.devices
-    return about_predictions(choice.config, cluster.hosts, devices)
-
-
 def _inner_axis(args: argparse.Namespace, devices: int) -> str | None:
     """Returns the mesh axis of the devices of a host, if they are a group."""
     if args.sharded:
@@ -190,8 +180,7 @@ def _inside(cluster: timing.Cluster, elements: int) -> str:
     if cluster.devices < 2:
         raise UsageError(
             "`--sharded` must be used with several devices on each host, got"
-            f" {cluster.devices}; give --hosts, --devices and --bandwidth in place of a"
-            " file, which has one device for each host"
+            f" {cluster.devices}; give --devices, or a file of hosts with several"
         )
     found = timing.fsdp(cluster, elements)
     return (

@@ -5,11 +5,13 @@ import argparse
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 import pipejax as pj
 from pipejax import codecs, collectives, timing
 
 from ._candidates import candidates
+from ._cluster import measured
 from ._command import add_command, write_json
 from ._units import ROUNDS, VECTOR, bits, check, count
 from ._usage import UsageError, enough_memory, in_one_line
@@ -75,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
             " power_sgd, and `two_shot` takes every other codec"
         )
     mesh = pj.data_mesh()
+    cluster = _cluster_of(mesh, rate) if rate else None
     cases = {
         name: timing.Case(getattr(collectives, algorithm)(codec), elements)
         for name, (algorithm, codec) in chosen.items()
@@ -83,11 +86,10 @@ def run(args: argparse.Namespace) -> int:
         profiles = timing.profile(mesh, cases, args.rounds)
     if jax.process_index() == 0:
         limits = {
-            name: timing.COST_MODELS[algorithm](mesh.size, elements, codec).wire
-            * 8
-            / rate
+            name: timing.flat(cluster, algorithm, elements, codec).between.wire
+            / cluster.link.bandwidth
             for name, (algorithm, codec) in chosen.items()
-            if rate
+            if cluster
         }
         _print(profiles, limits)
         with in_one_line(ImportError, OSError, ValueError):
@@ -98,6 +100,22 @@ def run(args: argparse.Namespace) -> int:
                 panel = timing.Panel(f"{mesh.size} devices", profiles, limits)
                 timing.profile_picture([panel], args.plot)
     return 0
+
+
+def _cluster_of(mesh: Mesh, rate: float) -> timing.Cluster:
+    """Returns the hosts, whose links have a bandwidth in bits per second."""
+    found = measured(None)
+    # On CPUs, hosts are often emulated, and have one name.
+    if found.notes and mesh.devices.flat[0].platform != "cpu":
+        raise UsageError(
+            "`--bandwidth` must be left out where devices share hosts that are not"
+            f" known, got {mesh.size} devices on one host, or not equally many on each"
+        )
+    hosts = found.mesh.shape.get("host", mesh.size)
+    devices = mesh.size // hosts
+    # What stays inside a host is not on this wire.
+    inner = timing.Link(0.0, rate) if devices > 1 else None
+    return timing.Cluster(hosts, timing.Link(0.0, rate / 8), devices, inner)
 
 
 def _chosen(

@@ -7,27 +7,24 @@ from ._candidates import feeds_back
 
 def snippet(
     config: timing.TrainConfig,
+    cluster: timing.Cluster,
     *,
     inner: str | None = None,
-    hosts: int | None = None,
-    devices: int = 1,
 ) -> str:
     """Returns Python source that makes the train step of a way with one bucket.
 
     The source uses the names `loss_fn` and `tx`, which the program must define. `inner`
-    is the mesh axis of the devices of a group, which exchange as one. `hosts` is the
-    number of hosts, which need not be that of processes, and `devices` that of the
-    devices of each.
+    is the mesh axis of the devices of a group, which exchange as one. A mesh of two
+    axes is told the number of hosts, which need not be that of processes.
     """
-    two = inner or predicts_by_host(config, devices)
+    two = inner or config.levels or config.predicts_by_host(cluster)
     axes = f'("host", "{inner or "device"}")' if two else None
     over = '"host"' if inner else axes
     all_reduce = f"pj.collectives.{config.algorithm}({'codec' if config.codec else ''})"
     if config.levels:
         all_reduce = f"pj.collectives.hierarchical(outer={all_reduce})"
     rounds = config.sync_every, config.overlap_steps
-    on = [f"axis_name={axes}"] if axes else []
-    on += [f"hosts={hosts}"] if axes and hosts else []
+    on = [f"axis_name={axes}", f"hosts={cluster.hosts}"] if axes else []
     lines = [
         f"# {config}, with your loss_fn and optimizer tx:",
         "import pipejax as pj",
@@ -49,21 +46,10 @@ def snippet(
     return "\n".join(lines)
 
 
-def predicts_by_host(config: timing.TrainConfig, devices: int) -> bool:
-    """Returns whether the devices of a host predict by their common mean."""
-    delayed = config.width > 1 and not config.shard_optimizer
-    over_both = delayed and devices > 1 and config.algorithm == "psum"
-    return config.levels or over_both
-
-
-def about_predictions(
-    config: timing.TrainConfig, hosts: int, devices: int
-) -> list[str]:
-    """Says what predictions may cost, if several hosts or devices predict.
-
-    Devices that share a model count as one.
-    """
-    replicas = hosts if predicts_by_host(config, devices) else hosts * devices
+def about_predictions(config: timing.TrainConfig, cluster: timing.Cluster) -> list[str]:
+    """Says what predictions may cost, if several hosts or devices predict."""
+    group = cluster.devices if config.predicts_by_host(cluster) else 1
+    replicas = cluster.hosts * cluster.devices // group
     if config.width == 1 or replicas == 1:
         return []
     return [

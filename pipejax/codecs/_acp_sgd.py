@@ -61,7 +61,7 @@ class AlternatingPowerSGD(PowerSGD):
         coded = [x for x in leaves if self._is_coded(x.shape)]
         matrices = [x.reshape(-1, x.shape[-1]) for x in coded]
         rest = [x for x in leaves if not self._is_coded(x.shape)]
-        dtype = leaves[0].dtype
+        dtype = leaves[0].dtype if leaves else state.p.dtype
 
         def factor(turn: int) -> jax.Array:
             kept = self._kept(state, turn, dtype)

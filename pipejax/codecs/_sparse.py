@@ -114,7 +114,7 @@ class RandomK(Linear):
         return jax.random.key_data(jax.random.fold_in(self.key, seed))
 
     def size(self, n: int) -> int:
-        return 4 * (1 + count(self.k, n))  # the seed of the draw, and the values
+        return 4 * (1 + self._parts(n))  # the seed of the draw, and the values
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Returns the seed from which the draw follows, and then the drawn values."""
@@ -127,7 +127,12 @@ class RandomK(Linear):
         return self._placed(payload[0], from_words(payload[1:], jnp.float32), n)
 
     def round_sizes(self, n: int) -> tuple[int, ...]:
-        return (count(self.k, n),)
+        return (self._parts(n),)
+
+    def _parts(self, n: int) -> int:
+        """Returns the number of parts that hold an element."""
+        strata = -(-n // count(self.k, n))
+        return -(-n // strata)
 
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
@@ -135,7 +140,7 @@ class RandomK(Linear):
         """Returns the drawn values, all of them NaN if any element is not finite."""
         del sums
         x: jax.Array = leaves
-        k = count(self.k, x.size)
+        k = self._parts(x.size)
         strata = -(-x.size // k)
         # Each row is one of the strata. The last ones may hold zeros of the padding,
         # which are drawn in place of elements.
@@ -229,25 +234,27 @@ def top_k(k: int | float, values: Codec = BF16, chunk: int = 4096) -> TopK:
 
 
 def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
-    r"""Returns a codec that sends k elements, drawn at random.
+    r"""Returns a codec that sends at most k elements, drawn at random.
 
-    The codec divides a vector of n elements into k parts of equal length
+    The codec divides a vector of n elements into parts of equal length
 
     $$m = \lceil n / k \rceil$$
 
     and draws one element from each part, so that every element is sent with probability
-    `1/m`. In contrast to k independent draws, no element is sent twice, and nothing
-    needs to be sorted. The last part is padded with zeros.
+    `1/m`. There are k parts if m divides n, and fewer if not: half of the elements are
+    the most that are sent, unless all are. In contrast to k independent draws, no
+    element is sent twice, and nothing needs to be sorted. The last part is padded with
+    zeros.
 
     Each element takes 4 bytes. Its index is not sent, because it follows from a seed
     that takes 4 bytes per vector. `top_k` also sends the places, needs a search, and
     sends the elements that matter most. `random_k` is linear, so it works with `psum`.
 
     Args:
-      k: The number of elements to send of each vector that is encoded, an integer of at
-        least 1, or the fraction of elements to send, a float between 0 and 1, which is
-        rounded to at least 1 element. An algorithm that cuts the gradients into p
-        pieces sends k elements of each.
+      k: The largest number of elements to send of each vector that is encoded, an
+        integer of at least 1, or a fraction of its elements, a float between 0 and 1,
+        which is rounded to at least 1 element. An algorithm that cuts the gradients
+        into p pieces sends k elements of each.
       key: A key from `jax.random.key`.
       scaled: Whether to send `m x` for an element `x`, which makes the expectation of
         the decoded element equal to `x`. Use `scaled=False` with `error_feedback`,

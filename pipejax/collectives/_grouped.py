@@ -102,4 +102,8 @@ def _all_sent(links: dict[int, Any]) -> Sent:
     def run(values: Any) -> Any:
         return [links[i].run(x) if i in links else x for i, x in enumerate(values)]
 
-    return Sent(run, tuple(x for link in links.values() for x in link.transfers))
+    return Sent(
+        run,
+        tuple(x for link in links.values() for x in link.transfers),
+        max(link.relative for link in links.values()),
+    )

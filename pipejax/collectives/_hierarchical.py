@@ -11,7 +11,7 @@ from ._all_reduce import AllReduce
 from ._layout import Layout, Summands
 from ._scatter_gather import ScatterGather
 from ._sites import Cut, Parts
-from ._stages import Stages, local, renamed
+from ._stages import Stages, inside_hosts, local, renamed
 from ._two_shot import two_shot
 
 
@@ -52,11 +52,11 @@ class Hierarchical(AllReduce):
         piece = Layout((coded,), (exact,), whole=False, over=axis_name)
         return (
             local(cut.rows)
-            + renamed(self.inner.reduce_scatter(cut, inside), "inner ")
+            + inside_hosts(renamed(self.inner.reduce_scatter(cut, inside), "inner "))
             + local(lambda x: Summands((x.coded,), (x.exact,)))
             + renamed(self.outer(piece, between), "outer ")
             + local(lambda x: Parts(*x.coded, *x.exact))
-            + renamed(self.inner.all_gather(gathered, inside), "inner ")
+            + inside_hosts(renamed(self.inner.all_gather(gathered, inside), "inner "))
             + local(cut.arrays)
         )
 

@@ -42,6 +42,7 @@ class LinearRounds:
             last = number == len(sizes) - 1
             exact = self.layout.exact_size if last else 0
             form = Layout.of_shapes(((size,),), dtype, exact=exact)
+            form = form._replace(over=self.layout.over, drawn=self.layout.drawn)
             project = functools.partial(self.project, last=last)
             total += Stages((Local(project, encodes=True),))
             # A round may have codecs with states of their own.

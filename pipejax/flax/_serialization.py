@@ -3,7 +3,7 @@
 Flax knows tuples and dicts. It is told here about the other classes in a state. As
 always with Flax, `from_bytes(target, data)` takes the structure from a state that
 `train.init` has made with the same arguments, and its arrays are NumPy arrays. The next
-step places them.
+step places them. Flax reads whole arrays, which one of several processes does not have.
 """
 
 import dataclasses

@@ -104,28 +104,25 @@ def goodput(
         return None
     usual = _median(others or firsts)
     parts = dict.fromkeys(PARTS, 0.0)
-    last, seen, done = attempts[0][0]["at"], -1, 0
+    last, seen, done = attempts[0][0]["at"], attempts[0][0]["step"], 0
     parts["first start"] = last - begun
-    for number, steps in enumerate(attempts):
+    for number, (steps, each) in enumerate(zip(attempts, spans, strict=True)):
         if number > 0:
             _gap(timelines, last, steps[0]["at"], cut_off, parts)
-        done += max(0, steps[-1]["step"] - max(steps[0]["step"], seen))
+        rest = "compilation" if number else "first start"
+        for event, span in zip(steps[1:], each, strict=True):
+            new = min(span.steps, max(0, event["step"] - seen))
+            # Steps may also be quicker than usual: after a warm-up, for example.
+            taken = min(usual * span.steps, span.seconds)
+            parts["useful"] += taken * new / span.steps
+            parts["again"] += taken * (1 - new / span.steps)
+            parts["saves"] += span.saves
+            parts[rest] += span.seconds - taken
+            done, rest = done + new, "slow steps"
+            seen = max(seen, event["step"])
         last, seen = steps[-1]["at"], max(seen, steps[-1]["step"])
-    taken = sum(span.steps for span in firsts + others)
-    parts["useful"] = usual * done
-    parts["again"] = usual * (taken - done)
-    parts["saves"] = sum(span.saves for span in firsts + others)
-    for number, each in enumerate(spans):
-        name = "compilation" if number else "first start"
-        parts[name] += _above(usual, each[:1])
-    parts["slow steps"] = _above(usual, others)
     parts["end"] = until - last
     return Goodput(until - begun, usual, done, parts)
-
-
-def _above(usual: float, spans: Sequence["_Span"]) -> float:
-    """Returns the seconds of the spans above those of usual steps."""
-    return sum(span.seconds - usual * span.steps for span in spans)
 
 
 def _median(spans: Sequence["_Span"]) -> float:

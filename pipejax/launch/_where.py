@@ -21,6 +21,15 @@ _BUSY = {
     _JAX / "_src" / "interpreters" / "mlir.py": "lowering",
     _JAX / "_src" / "compiler.py": "compiling",
 }
+_CHECKPOINT = _PIPEJAX / "checkpoint"
+# Files in which pipejax itself reads or writes, and waits for no step of another.
+_READS = {
+    _CHECKPOINT / "_shared_folder.py",
+    *(
+        _CHECKPOINT / "_snapshots" / f"{name}.py"
+        for name in ("_blocks", "_file", "_peers")
+    ),
+}
 _LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
 _DEEPEST = 12  # the number of innermost frames that are shown of a stack
 _FINALIZES = "save_finalize"  # the name of the thread in which Orbax completes a save
@@ -72,7 +81,7 @@ def of(stack: Sequence[traceback.FrameSummary]) -> Where:
     """Returns what a thread is doing, given its frames, outermost first."""
     files = [pathlib.Path(each.filename) for each in stack]
     busy = next((_BUSY[file] for file in reversed(files) if file in _BUSY), "")
-    if not busy and any({"orbax", "checkpoint"} <= {*file.parts} for file in files):
+    if not busy and any(map(_of_checkpoint, files)):
         busy = "a checkpoint"
     # A wait for a thread of JAX or pipejax ends in frames of Python's own library.
     called = [file for file in files if not _of_python(file)]
@@ -94,6 +103,10 @@ def failed_save() -> BaseException | None:
         if thread.name == _FINALIZES and error is not None:
             return error
     return None
+
+
+def _of_checkpoint(file: pathlib.Path) -> bool:
+    return file in _READS or {"orbax", "checkpoint"} <= {*file.parts}
 
 
 def _of_python(file: pathlib.Path) -> bool:

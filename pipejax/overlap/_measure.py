@@ -20,8 +20,8 @@ class Measurement(NamedTuple):
     measured one after another. `print(measurement)` prints medians and quartiles.
 
     Attributes:
-      compute: Seconds of a step that communicates nothing: forward pass, backward pass
-        and update.
+      compute: Seconds of a step that exchanges nothing: forward pass, backward pass and
+        update, with the mean inside hosts that predictions may need.
       communication: Seconds of exchanging one message, with nothing else running. For
         local steps, seconds of exchanging and applying one chunk.
       step: Seconds of the whole step. A local step has a chunk beside it.

@@ -58,7 +58,8 @@ def linear_update(tx: optax.GradientTransformation) -> LinearUpdate:
     if not (errors <= 1e-5 * np.abs(directions) @ np.abs(matrix.T) + 1e-12).all():
         raise ValueError(
             "`tx` must be linear in its gradients, as SGD with momentum is; got one"
-            " that is not. Leave out clipping. For Adam, pass its first moment alone,"
+            " that is not. Leave out clipping, and an `accumulator_dtype` of 16"
+            " bits, which rounds. For Adam, pass its first moment alone,"
             " optax.chain(optax.ema(b1, debias=False), optax.scale(-learning_rate)),"
             " and take the curvature from pj.stability.sharpness with"
             " preconditioner=sqrt(nu) + eps."

@@ -40,6 +40,7 @@ from ._exchange import ExchangeCounts as ExchangeCounts
 from ._exchange import duration as duration
 from ._exchange import flat as flat
 from ._exchange import hierarchical as hierarchical
+from ._exchange import mean_inside_hosts as mean_inside_hosts
 from ._fit import Fit as Fit
 from ._fit import Sample as Sample
 from ._fit import fit as fit

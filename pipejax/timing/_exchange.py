@@ -110,6 +110,30 @@ def duration(
     return Duration(*(a + b for a, b in zip(between, inside, strict=True)))
 
 
+def mean_inside_hosts(cluster: Cluster, n: int) -> float:
+    """Returns the seconds in which the devices of each host average their gradients.
+
+    Every step has this mean if devices predict by the mean gradient of their host
+    (`TrainConfig.predicts_by_host`), or if hosts take local steps
+    (`Compute.averaging`).
+
+    Args:
+      cluster: The cluster. With one device on each host, there is nothing to average.
+      n: The number of float32 elements of a gradient.
+
+    Examples:
+      >>> import pipejax as pj
+      >>> link, inner = pj.timing.Link(50e-6, 125e6), pj.timing.Link(0.0, 1e9)
+      >>> cluster = pj.timing.Cluster(2, link, devices=8, inner=inner)
+      >>> f"{pj.timing.mean_inside_hosts(cluster, 10**6):.3f} s"
+      '0.007 s'
+    """
+    if cluster.devices == 1:
+        return 0.0
+    inside = counted("psum", cluster.devices, n, None)
+    return duration(cluster, ExchangeCounts(inside=inside)).total
+
+
 def _seconds(
     cluster: Cluster, link: Link, counts: Counts, speed: CodecSpeed
 ) -> Duration:

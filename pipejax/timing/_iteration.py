@@ -52,6 +52,18 @@ class Compute:
         """Returns the times of one of some devices that share the update equally."""
         return dataclasses.replace(self, update=self.update / devices)
 
+    def averaging(self, seconds: float, *, one_core: bool = False) -> "Compute":
+        """Returns the times of a step that also averages gradients inside its host.
+
+        XLA does so during the backward pass, but with `one_core` after it.
+
+        Args:
+          seconds: Seconds of the mean, as `mean_inside_hosts` returns them.
+          one_core: Whether a core runs the model and also adds gradients, as on a CPU.
+        """
+        beside = self.backward + seconds if one_core else max(self.backward, seconds)
+        return dataclasses.replace(self, backward=beside)
+
     @property
     def total(self) -> float:
         """The seconds that the device computes in one step."""

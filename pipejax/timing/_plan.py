@@ -117,7 +117,8 @@ def plan(
     found = []
     for config in configs:
         exchange = config.exchange(cluster, elements, known[config.codec])
-        step = config.step(compute, exchange, one_core=one_core)
+        means = config.means(cluster, elements)
+        step = config.step(compute, exchange, one_core=one_core, means=means)
         if not math.isfinite(step):
             raise ValueError(
                 "`cluster` must have times, speeds and shares with which every step"
@@ -200,7 +201,8 @@ def scaling(
         exchange = config.exchange(many, elements, known[config.codec])
         p = many.hosts * many.devices
         own = compute.sharded(p) if config.shard_optimizer else compute
-        step = config.step(own, exchange, one_core=one_core)
+        means = config.means(many, elements)
+        step = config.step(own, exchange, one_core=one_core, means=means)
         curve[count] = compute.total / step
     return curve
 

@@ -42,27 +42,32 @@ class Trace:
     Attributes:
       computed: [steps, devices], when the device has computed the step's gradient.
       exchanged: [steps, devices], when the device has the sum of the step's gradients.
+      sync_every: The number H of steps of a round, 1 without local steps.
     """
 
     computed: np.ndarray
     exchanged: np.ndarray
+    sync_every: int = 1
 
     @property
     def step_time(self) -> float:
-        """The seconds per step at the slowest device, in the second half of the steps.
+        """The seconds per step at the slowest device, in the second half of the rounds.
 
         The first half is left out, because its first steps fill the pipeline.
         """
-        ends = self.exchanged.max(axis=1)
+        # When the last device has finished each round.
+        last = slice(self.sync_every - 1, None, self.sync_every)
+        ends = self.exchanged[last].max(axis=1)
         half = len(ends) // 2
-        return float((ends[-1] - ends[half - 1]) / (len(ends) - half))
+        rounds = len(ends) - half
+        return float((ends[-1] - ends[half - 1]) / (rounds * self.sync_every))
 
 
 def simulate(
     cluster: Cluster,
     workload: Workload,
     width: int,
-    steps: int = 20,
+    steps: int | None = None,
     seed: int = 0,
     *,
     sync_every: int = 0,
@@ -79,7 +84,8 @@ def simulate(
       cluster: The cluster with its hosts, links and speeds.
       workload: The work of a step.
       width: The width K. Width 1 is synchronous.
-      steps: The number of steps, at least 2.
+      steps: The number of steps, at least 2, or two rounds of local steps. `None`
+        stands for 20, or for four rounds if they are longer.
       seed: The seed of the jitter.
       sync_every: The number H of local steps of a round. 0 stands for no local steps.
       overlap_steps: The number V of steps that hide the exchange of a round, at most H.
@@ -90,9 +96,9 @@ def simulate(
 
     Raises:
       ValueError: If `steps` or `width` is too small, local steps have a width above 1
-        or more than H steps of overlap, `workload.slow` does not have one
-        number for each device, `workload.algorithm` is not a key of
-        `pj.timing.COST_MODELS`, or `workload.speed` is not a key of `cluster.codecs`.
+        or more than H steps of overlap, `workload.slow` does not have one number for
+        each device, `workload.algorithm` is not a key of `pj.timing.COST_MODELS`, or
+        `workload.speed` is not a key of `cluster.codecs`.
 
     Examples:
       A device that is three times as slow as the others sets the step time:
@@ -103,20 +109,25 @@ def simulate(
       >>> f"{pj.timing.simulate(cluster, work, width=2).step_time:.2f} s"
       '0.75 s'
     """
-    if not (is_integer(steps, 2) and is_integer(width, 1)):
+    schedule = None
+    if sync_every or overlap_steps:
+        schedule = RoundSchedule(sync_every, overlap_steps)
+    least = 2 * schedule.sync_every if schedule else 2
+    if steps is None:
+        steps = max(20, 2 * least)
+    if not (is_integer(steps, least) and is_integer(width, 1)):
         raise ValueError(
-            "`steps` must be a whole number of at least 2 and `width` at least 1, got"
-            f" {steps}, {width}."
+            f"`steps` must be a whole number of at least {least} and `width` at least"
+            f" 1, got {steps}, {width}."
         )
-    if sync_every and width > 1:
+    if schedule and width > 1:
         raise ValueError(
             "`width` must be 1 with local steps, which do not delay gradients; got"
             f" {width}. Leave out `sync_every` for Pipe-SGD."
         )
     p = cluster.hosts * cluster.devices
     times = workload.compute_times(steps, p, np.random.default_rng(seed))
-    if sync_every:
-        schedule = RoundSchedule(sync_every, overlap_steps)
+    if schedule:
         return _local_steps(cluster, workload, times, schedule)
     exchange = _exchange(cluster, workload, workload.elements)
     computed, exchanged = np.zeros((steps, p)), np.zeros((steps, p))
@@ -145,7 +156,7 @@ def _local_steps(
             ends[t] = np.maximum(computed[t], exchange(start))
         elif not schedule.overlap_steps and (t + 1) % schedule.sync_every == 0:
             ends[t] = exchange(computed[t])
-    return Trace(computed, ends)
+    return Trace(computed, ends, schedule.sync_every)
 
 
 def _exchange(

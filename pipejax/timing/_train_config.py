@@ -7,7 +7,7 @@ from pipejax.codecs import Codec
 from ._checks import check_elements
 from ._cluster import Cluster
 from ._counts import encodings
-from ._exchange import Duration, duration, flat, hierarchical
+from ._exchange import Duration, duration, flat, hierarchical, mean_inside_hosts
 from ._iteration import (
     Compute,
     check_buckets,
@@ -101,7 +101,38 @@ class TrainConfig(NamedTuple):
         p = cluster.hosts if self.levels else cluster.hosts * cluster.devices
         return encodings(self.algorithm, p, elements, codec)
 
-    def step(self, compute: Compute, exchange: Duration, *, one_core: bool) -> float:
+    def predicts_by_host(self, cluster: Cluster) -> bool:
+        """Returns whether the devices of a host predict by their mean gradient.
+
+        They do in two levels, and with `psum` over two axes, if there are several hosts
+        of several devices.
+
+        Args:
+          cluster: The cluster, for its number of hosts and devices.
+        """
+        if self.width == 1 or 1 in (cluster.hosts, cluster.devices):
+            return False
+        return self.levels or (self.algorithm == "psum" and not self.shard_optimizer)
+
+    def means(self, cluster: Cluster, elements: int) -> float:
+        """Returns the seconds of the mean inside hosts that predictions need.
+
+        Args:
+          cluster: The cluster with its speeds.
+          elements: The number of float32 elements of the whole gradient.
+        """
+        if not self.predicts_by_host(cluster):
+            return 0.0
+        return mean_inside_hosts(cluster, elements)
+
+    def step(
+        self,
+        compute: Compute,
+        exchange: Duration,
+        *,
+        one_core: bool,
+        means: float = 0.0,
+    ) -> float:
         """Returns the seconds of a step.
 
         Width 1 is `synchronous_step_time`, a larger width `pipelined_step_time` with
@@ -114,12 +145,17 @@ class TrainConfig(NamedTuple):
             that of one device.
           exchange: The exchange of one bucket, as `exchange` returns it.
           one_core: Whether codec and additions run on the core that computes the model.
+          means: The seconds of the mean inside hosts, as `means` returns them.
         """
+        compute = compute.averaging(means, one_core=one_core)
         if self.sync_every:
             rounds = self.sync_every, self.overlap_steps
             return local_step_time(compute, exchange, *rounds, one_core=one_core)
         if self.width == 1:
-            return synchronous_step_time(compute, exchange, self.buckets)
+            step = synchronous_step_time(compute, exchange, self.buckets)
+            # Buckets are encoded and added beside the backward pass, by the same core.
+            busy = compute.total + self.buckets * exchange.computed
+            return max(step, busy) if one_core else step
         if self.shard_optimizer and not one_core:
             return sharded_step_time(compute, exchange)
         return pipelined_step_time(compute, exchange, self.width, one_core=one_core)
@@ -190,8 +226,9 @@ class RankedConfig(NamedTuple):
         exchange = self.exchange.total * self.config.buckets
         largest = max(zip(self.exchange, self.exchange._fields, strict=True))[1]
         if self.config.sync_every:
+            beside = "beside" if self.config.overlap_steps else "and waits for"
             return (
-                f"computes {self.compute / self.step:.0%} of the time, beside an"
+                f"computes {self.compute / self.step:.0%} of the time, {beside} an"
                 f" exchange of {_ms(exchange)}, most of it {largest}"
             )
         if self.config.width == 1:

@@ -133,6 +133,9 @@ def _laid_out(
     if isinstance(leaf, jax.Array) and leaf.committed:
         split = shards and _is_split(leaf.sharding, data, own)
         return leaf if split or leaf.sharding == data else _moved(leaf, data)
+    if isinstance(leaf, np.ndarray) and data.mesh.devices.flat[0].platform == "cpu":
+        # The step may read the memory of this array after its call has returned.
+        leaf = np.array(leaf)
     return jax.device_put(leaf, data) if shards else leaf
 
 

@@ -16,6 +16,7 @@ from pipejax._core.step import (
     Inputs,
     PipelineState,
     averaged,
+    first_part,
     inputs_over,
     typed_loss,
 )
@@ -76,9 +77,10 @@ def _unchanged(
     over_data = inputs_over(config.axis_name)
     specs = P(), over_data.batch, P(), P(), over_data.shared
 
-    def returned(params: optax.Params, *rest: Any) -> Any:
+    def returned(params: optax.Params, batch: Any, *rest: Any) -> Any:
+        part = first_part(batch, config.step.settings.microbatches)
         # As in a step. Without derivatives, `jax.checkpoint` returns other arrays.
-        return jax.vjp(lambda w: loss_fn(w, *rest), params, has_aux=True)[2]
+        return jax.vjp(lambda w: loss_fn(w, part, *rest), params, has_aux=True)[2]
 
     local = config.on_mesh(returned, specs, P())
     args = state.params, inputs.batch, state.model_state, state.rng, inputs.shared

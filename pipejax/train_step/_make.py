@@ -263,10 +263,11 @@ def make_train_step(
         mesh=mesh,
         width=check_width(width),
         all_reduce=schedule.phases[-1],
-        donate=donate,
+        donate=check_flag("donate", donate),
     )
     _log_noise(config)
-    warmup = check_count("warmup_steps", warmup_steps, 0) if config.width > 1 else 0
+    warmup = check_count("warmup_steps", warmup_steps, 0)
+    warmup = warmup if config.width > 1 else 0
     ends = sorted({*schedule.boundaries, warmup} - {0})
     earlier = tuple(_until(end, config, schedule, warmup) for end in ends)
     return TrainStep(config, check_executor(executor), earlier, tuple(ends))

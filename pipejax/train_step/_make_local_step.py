@@ -95,7 +95,8 @@ def make_local_step(
       compute_dtype: As for `make_train_step`.
       axis_name: Mesh axis of the groups, or a tuple of axes.
       donate: Whether a step or a drain may overwrite what groups train, and the chunks
-        that it exchanges, in the state that it is given, which must not be used again.
+        that it exchanges, in the state that it is given, which must not be used again,
+        even if the exchange fails.
       all_reduce: Algorithm that sums the chunks, with its codec, which keeps a state
         for each chunk: error feedback sends what is lost of a chunk in the next round.
       executor: As for `make_train_step`. With "host", the communication thread

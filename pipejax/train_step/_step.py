@@ -40,6 +40,7 @@ from pipejax._core.step import (
     PipelineState,
     Settings,
     StepInfo,
+    check_empty,
     check_in_flight,
     check_kind,
     check_optimizer_of,
@@ -90,7 +91,8 @@ class TrainStep:
     # For each of them the number of calls with which the next one begins.
     boundaries: tuple[int, ...] = ()
     # What need not be checked again: forms of parameters and optimizer states that fit
-    # the optimizer, and "shared" once processes have compared what their losses share.
+    # the optimizer, "shared" once processes have compared what their losses share, and
+    # "empty" once a warm-up has begun with an empty pipeline.
     _checked: set[Any] = dataclasses.field(default_factory=set)
 
     @without_mesh()
@@ -237,6 +239,9 @@ class TrainStep:
             state = state._replace(calls=state.calls + np.int32(1))
         queue, alone = state.in_flight, self.phases[phase].width != self.width
         if alone:
+            if "empty" not in self._checked:
+                check_empty(queue)
+                self._checked.add("empty")
             state = state._replace(in_flight=at_width_1(queue))
         try:
             state, info = self._executor_of(phase).step(state, inputs)

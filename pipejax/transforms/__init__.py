@@ -8,7 +8,8 @@ train step with `weight_prediction=False`. Do not combine them with weight predi
 both compensate for the same delay.
 """
 
-from ._compress import CompressState as CompressState
+from pipejax._core.message import CompressState as CompressState
+
 from ._compress import compress as compress
 from ._delay_robust import DelayRobustState as DelayRobustState
 from ._delay_robust import delay_robust as delay_robust

@@ -1,6 +1,6 @@
 """A codec on the gradients of one device: shows what other devices would receive."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +8,9 @@ import optax
 from jax import lax
 
 from pipejax import codecs
-from pipejax._core.message import Message, mean_as, travelling
+from pipejax._core.message import CompressState, Message, mean_as, travelling
 from pipejax.codecs import Codec
 from pipejax.collectives import Layout, Summands
-
-
-class CompressState(NamedTuple):
-    """State of `compress`. Each device has its own.
-
-    Attributes:
-      codec: The state of the codec, such as residuals and keys.
-    """
-
-    codec: Any
 
 
 def compress(codec: Codec) -> optax.GradientTransformation:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from pipejax._core.checks import check_kept_form, check_optimizer
+from pipejax._core.checks import check_kept_form, check_optimizer, check_params
 from pipejax._core.message import InFlight
 from pipejax._core.prediction import Kind, Mean, Update, kind_of
 from pipejax._internal.mesh import AxisName
@@ -89,6 +89,8 @@ def pipelined(
         check_optimizer(inner_state, plain_delay=False)
         kind = kind_in(tx, params, width - 1)
         keeps = kind is not None and kind.name != "linear"
+        if keeps:
+            check_params(params)
         kept = Mean.empty(params, reduce_dtype) if keeps else None
         return PipelinedState(mean.init(params), jnp.int32(0), inner_state, kept)
 

@@ -7,7 +7,12 @@ import optax
 from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax._core.checks import check_all_reduce, check_axis_name, check_width
+from pipejax._core.checks import (
+    check_all_reduce,
+    check_axis_name,
+    check_floating,
+    check_width,
+)
 from pipejax._core.message import (
     InFlight,
     Message,
@@ -58,7 +63,7 @@ def pipelined_mean(
       all_reduce: The algorithm that sums gradients, with its codec. If it is not
         `pj.collectives.psum()`, `shard_map` needs `check_vma=False`, and `init` must be
         called inside `shard_map` too, because it depends on the number of devices. The
-        codec states do not change if a sum is not finite.
+        codec states do not change if a gradient is not finite.
 
     Returns:
       A transformation, to be used inside `shard_map` or `pmap`. Its state differs
@@ -73,6 +78,7 @@ def pipelined_mean(
       Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
     """
     axis_name, width = check_axis_name(axis_name), check_width(width)
+    reduce_dtype = check_floating("reduce_dtype", reduce_dtype)
     (all_reduce,) = check_all_reduce(all_reduce, axis_name, several=False).phases
 
     def message(tree: Any) -> Message:
@@ -161,5 +167,6 @@ def _check_state(state: InFlight, width: int, fresh: Message) -> None:
         raise ValueError(
             "`state` must come from `init` of the same width and parameters: width"
             f" {width} with gradients {wanted} in flight, got width {found} with"
-            f" {pending}. Call `init` again."
+            f" {pending}. Call `init` again. If only dtypes differ, cast the gradients"
+            " to those of the parameters, or set `reduce_dtype`."
         )

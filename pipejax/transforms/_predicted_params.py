@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pipejax._core.checks import opt_state_difference
 from pipejax._core.message import InFlight, Reduced, mean_as, valid_in_queue
 from pipejax._core.prediction import Mean, Own, changed, predicted
 
@@ -51,13 +52,20 @@ def predicted_params(
 
     Raises:
       ValueError: If `opt_state` is the state of another optimizer.
-      TypeError: If `tx` needs more than gradients and parameters, such as the loss as
-        `value`, which is not kept with gradients in flight.
+      TypeError or KeyError: If `tx` needs more than gradients and parameters, such as
+        the loss as `value`, which is not kept with gradients in flight.
 
     References:
       Chen et al., SpecTrain, 2018, https://arxiv.org/abs/1809.02839
     """
     in_flight, state, arrived, mean = _parts(opt_state)
+    if found := opt_state_difference(tx, params, state):
+        leaf, rule, value = found
+        raise ValueError(
+            f"`opt_state` must hold a state of `tx` for these parameters: `{leaf}`"
+            f" {rule}; got {value} in its place. Give the optimizer that pj.pipelined"
+            " was given, and not what it returned."
+        )
     pending = in_flight.pending
     gradients = [mean_as(x.gradients, params, x, 1) for x in pending]
     nothing = jnp.float32(0)

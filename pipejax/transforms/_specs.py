@@ -5,10 +5,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import InFlight
+from pipejax._core.message import PER_DEVICE
 from pipejax._internal.mesh import AxisName
-
-from ._compress import CompressState
 
 
 def state_specs(tree: Any, axis_name: AxisName = "data") -> Any:
@@ -35,7 +33,7 @@ def state_specs(tree: Any, axis_name: AxisName = "data") -> Any:
     """
 
     def own(node: Any) -> bool:
-        return isinstance(node, InFlight | CompressState)
+        return isinstance(node, PER_DEVICE)
 
     return jax.tree.map(
         lambda node: P(axis_name) if own(node) else P(), tree, is_leaf=own

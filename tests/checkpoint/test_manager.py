@@ -155,19 +155,22 @@ def test_unrelated_files_in_the_folder_are_left_alone(tmp_path):
     assert before < {path.name for path in pathlib.Path(tmp_path).iterdir()}
 
 
+@pytest.mark.parametrize("saves", [True, False])
 def test_ctrl_c_ends_the_wait_for_a_save_of_several_processes(
-    tmp_path, monkeypatch, caplog
+    tmp_path, monkeypatch, caplog, saves
 ):
     """It may wait for processes that were interrupted before they began to save."""
     gate, manager = threading.Event(), checkpoint.manager(tmp_path)
     close = manager.close
     monkeypatch.setattr(leaving, "HURRY", 0.05)
     monkeypatch.setattr(manager, "close", gate.wait)
+    monkeypatch.setattr(manager, "is_saving_in_progress", lambda: saves)
     with monkeypatch.context() as patched:
         patched.setattr("pipejax.checkpoint._manager.jax.process_count", lambda: 2)
         with pytest.raises(KeyboardInterrupt), manager:
             raise KeyboardInterrupt
-    assert "interrupted: leaving without the checkpoint under way" in caplog.text
+    said = "interrupted: leaving without the checkpoint under way" in caplog.text
+    assert said == saves
     gate.set()
     close()
 

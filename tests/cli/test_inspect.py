@@ -9,11 +9,12 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import types
 
 import jax
 import pytest
 
-from pipejax.cli import main
+from pipejax.cli import _inspect, main
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = """
@@ -556,3 +557,13 @@ def test_local_step_with_the_state_of_a_pipeline_is_refused(capsys):
     said = capsys.readouterr().err
     assert "must return (train, state, batch), with the state that train.init" in said
     assert "got (LocalTrainStep, PipelineState, ShapeDtypeStruct)" in said
+
+
+def test_named_axes_count_alone_and_the_exchange_by_any_of_its_axes():
+    """Sums of a group that are hidden do not hide those between groups."""
+    hidden = {("host", "fsdp"): 0.0, ("fsdp",): 0.97}
+    report = types.SimpleNamespace(covered_by=hidden, covered=0.97)
+    share, said = _inspect._judged(report, ("host", "fsdp"), None)
+    assert (share, said.rpartition(" ")[2]) == (0.0, "host+fsdp")
+    assert _inspect._judged(report, None, None)[0] == 0.97
+    assert _inspect._covered(report, ("host", "fsdp")) == 0.97

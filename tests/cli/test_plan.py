@@ -328,3 +328,15 @@ def test_calibration_file_of_the_document_is_read(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("  1  width ")
     cluster = timing.from_json(json.loads(text)["cluster"])
     assert timing.as_json(cluster) == json.loads(text)["cluster"]
+
+
+def test_update_is_a_part_of_the_compute_and_predicted_once_more(capsys):
+    """20 ms with an update of 5 ms: a predicted step takes 25 ms."""
+    where = ("--hosts", "2", "--bandwidth", "100gbit", "--latency-us", "0")
+    flags = ("--update-ms", "5", "--top", "100")
+    assert plan(*where, *flags, parameters="1M", compute="20") == 0
+    rows = capsys.readouterr().out.splitlines()
+    piped = next(row for row in rows if "width 2, psum, uncompressed" in row)
+    assert " 25.0 ms " in piped
+    assert plan(*where, "--update-ms", "21", parameters="1M", compute="20") == 2
+    assert "`--update-ms` must be at most 20" in capsys.readouterr().err

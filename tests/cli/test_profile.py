@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from pipejax.cli import main
+import pipejax as pj
+from pipejax import timing
+from pipejax.cli import _profile, main
+from pipejax.cli._cluster import Measured
+from pipejax.cli._usage import UsageError
+from pipejax.overlap import topology
 
 SMALL = ("--elements", "1000", "--rounds", "1")
 
@@ -67,3 +72,21 @@ def test_plot_flag_writes_a_picture(tmp_path, monkeypatch):
 def test_bad_flags_of_profile_are_refused(capsys, flags, says):
     assert main(["profile-allreduce", *flags]) == 2
     assert capsys.readouterr().err.startswith(says)
+
+
+def test_wire_of_a_host_carries_the_bytes_of_all_its_devices(monkeypatch):
+    """Of 2 x 4 devices, two_shot sends 4 * 4/7 times the bytes of one over a link."""
+    mesh = pj.data_mesh(8)
+    two = pj.data_mesh(8, axis_name=("host", "device"), hosts=2)
+    monkeypatch.setattr(_profile, "measured", lambda _: Measured(two, []))
+    cluster = _profile._cluster_of(mesh, 8e6)
+    assert (cluster.hosts, cluster.devices, cluster.link.bandwidth) == (2, 4, 1e6)
+    wire = timing.flat(cluster, "two_shot", 1000).between.wire
+    assert wire == pytest.approx(4 * 4 / 7 * 7000)
+
+
+def test_devices_on_unknown_hosts_have_no_wire(monkeypatch):
+    mesh = pj.data_mesh(devices=topology("h100:1x1x8"))
+    monkeypatch.setattr(_profile, "measured", lambda _: Measured(mesh, ["share"]))
+    with pytest.raises(UsageError, match="`--bandwidth` must be left out"):
+        _profile._cluster_of(mesh, 8e6)

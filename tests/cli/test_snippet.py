@@ -7,13 +7,18 @@ import optax
 import pytest
 
 from pipejax.cli._snippet import about_predictions, snippet
-from pipejax.timing import TrainConfig
+from pipejax.timing import Cluster, Link, TrainConfig
 
 from .helpers import GIVEN, plan
 
 
+def hosts(count, devices=1):
+    inner = Link(0.0, 1e9) if devices > 1 else None
+    return Cluster(count, Link(0.0, 1e9), devices, inner)
+
+
 def test_snippet_without_a_codec_equals_text_by_hand():
-    assert snippet(TrainConfig(1, "tree")) == (
+    assert snippet(TrainConfig(1, "tree"), hosts(4)) == (
         "# width 1, tree, uncompressed, with your loss_fn and optimizer tx:\n"
         "import pipejax as pj\n"
         "\n"
@@ -29,11 +34,11 @@ def test_snippet_without_a_codec_equals_text_by_hand():
 
 
 def test_snippet_with_hosts_and_feedback_equals_text_by_hand():
-    assert snippet(TrainConfig(2, "ring", "sign", levels=True)) == (
+    assert snippet(TrainConfig(2, "ring", "sign", levels=True), hosts(4, 8)) == (
         "# width 2, hierarchical, ring, sign, with your loss_fn and optimizer tx:\n"
         "import pipejax as pj\n"
         "\n"
-        'mesh = pj.data_mesh(axis_name=("host", "device"))\n'
+        'mesh = pj.data_mesh(axis_name=("host", "device"), hosts=4)\n'
         'codec = pj.codecs.error_feedback(pj.codecs.named("sign"))\n'
         "train = pj.make_train_step(\n"
         "    loss_fn,\n"
@@ -49,20 +54,20 @@ def test_snippet_with_hosts_and_feedback_equals_text_by_hand():
 
 def test_snippet_names_the_hosts_of_a_mesh_of_two_axes():
     """Several processes may share a host, which `pj.data_mesh` cannot know."""
-    levels = snippet(TrainConfig(2, "ring", levels=True), hosts=4)
+    levels = snippet(TrainConfig(2, "ring", levels=True), hosts(4, 8))
     assert 'pj.data_mesh(axis_name=("host", "device"), hosts=4)' in levels
-    sharded = snippet(TrainConfig(2, "ring"), inner="fsdp", hosts=4)
+    sharded = snippet(TrainConfig(2, "ring"), hosts(4), inner="fsdp")
     assert 'pj.data_mesh(axis_name=("host", "fsdp"), hosts=4)' in sharded
-    assert "pj.data_mesh()" in snippet(TrainConfig(2, "ring"), hosts=4)
+    assert "pj.data_mesh()" in snippet(TrainConfig(2, "ring"), hosts(4, 8))
 
 
 def test_snippet_of_local_steps_equals_text_by_hand():
     way = TrainConfig(1, "two_shot", "int8", sync_every=12, overlap_steps=12)
-    assert snippet(way, inner="device") == (
+    assert snippet(way, hosts(4, 8), inner="device") == (
         "# H = 12, V = 12, two_shot, int8, with your loss_fn and optimizer tx:\n"
         "import pipejax as pj\n"
         "\n"
-        'mesh = pj.data_mesh(axis_name=("host", "device"))\n'
+        'mesh = pj.data_mesh(axis_name=("host", "device"), hosts=4)\n'
         'codec = pj.codecs.error_feedback(pj.codecs.named("int8"))\n'
         "train = pj.make_local_step(\n"
         "    loss_fn,\n"
@@ -111,15 +116,15 @@ def test_last_lines_of_a_plan_are_a_program(flags, says, capsys):
 
 def test_several_replicas_get_advice_with_a_delay():
     piped = TrainConfig(2, "ring")
-    assert "at_once=pj.codecs.power_sgd" in about_predictions(piped, 2, 1)[0]
-    assert about_predictions(piped, 1, 1) == []
-    assert about_predictions(TrainConfig(1, "ring"), 64, 1) == []
+    assert "at_once=pj.codecs.power_sgd" in about_predictions(piped, hosts(2))[0]
+    assert about_predictions(piped, hosts(1)) == []
+    assert about_predictions(TrainConfig(1, "ring"), hosts(64)) == []
 
 
 @pytest.mark.parametrize(
     ("hosts", "flags", "named"),
     [
-        (1, ["--device", "h100"], False),
+        (1, ["--device", "h100"], True),
         (4, [], True),
         (8, ["--shard-optimizer"], False),
     ],

@@ -82,3 +82,9 @@ def test_acp_sgd_sends_the_longer_side_and_other_leaves():
     payload, _ = jax.jit(codec.encode)(x, codec.init(N, jnp.uint32(0)))
     decoded = jax.jit(codec.decode, static_argnums=1)(payload, N)
     np.testing.assert_array_equal(decoded[-rest:], x[-rest:])
+
+
+def test_message_without_arrays_has_nothing_to_send():
+    codec = c.acp_sgd(1, jax.random.key(0)).of(())
+    state = codec.init(0, jnp.uint32(0))
+    assert codec.project([], state, ()).shape == (0,)

@@ -22,7 +22,7 @@ BYTES = {
     "sign": N // 8 + N // 1024 * 4,
     # 41 of each of 16 chunks, each with its place of 12 bits and its value of 16.
     "top_k": 16 * 41 * (12 + 16) // 8,
-    "random_k": 655 * 4 + 4,  # with the seed of their places
+    "random_k": 649 * 4 + 4,  # of parts of 101, with the seed of their places
     "power_sgd": 4 * (256 + 256) * 4,  # two factors of rank 4
     "acp_sgd": 4 * (256 + 256) * 4,  # one of them suffices where both are known
 }

@@ -126,3 +126,17 @@ def test_random_k_is_decoded_by_the_word_in_the_payload():
 )
 def test_fraction_k_is_rounded_to_at_least_one_element(k, n, wanted):
     assert count(k, n) == wanted
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "sent"),
+    [(600, 1000, 500), (0.99, 1000, 500), (0.1, 1005, 92), (4, 9, 3)],
+)
+def test_random_k_sends_no_part_without_an_element(k, n, sent):
+    codec = c.random_k(k, KEY)
+    assert codec.size(n) == 4 * (1 + sent)
+    x = jnp.ones(n)
+    values = codec.project(x, codec.init(n, jnp.uint32(0)), ())
+    assert values.shape == (sent,)
+    means = np.mean(draws(codec, x, 400), axis=0)
+    np.testing.assert_allclose(means.mean(), 1.0, atol=0.1)

@@ -81,6 +81,13 @@ def test_each_set_is_summed_like_a_set_alone(all_reduce):
     assert states.keys() == kept.keys() | {f"1 {name}" for name in others}
 
 
+def test_sets_draw_different_numbers():
+    drawn = tree(codecs.stochastic(codecs.int8(8), jax.random.key(0)))
+    _, states = summed(Grouped(drawn, ((0, 3), (2, 1))), summands())
+    keys = [np.asarray(states[name]).tolist() for name in ("up", "1 up")]
+    assert keys[0] != keys[1]
+
+
 def test_sets_share_their_stages():
     one, two = stages(two_shot()), stages(Grouped(two_shot(), ((0,), (1, 2), (3,))))
     assert len(two.stages) == len(one.stages) == 2

@@ -2,13 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs, collectives
 from pipejax._internal.mesh import on_mesh
-from pipejax.collectives import Layout
+from pipejax.collectives import Layout, Summands, run
 
 from .cases import KEY
 from .test_sites import keys
@@ -43,3 +44,20 @@ def test_random_k_uses_the_same_key_on_all_devices():
     found = keys(collectives.psum(codecs.random_k(0.1, KEY)))
     assert len(found) == 4
     assert len(set(found)) == 1
+
+
+def test_rounds_inside_levels_have_the_headroom_of_all_devices():
+    """8 devices with 20,000 for each drawn one: in float16, a sum would not fit."""
+    inner = pj.collectives.two_shot(pj.codecs.cast("float16"))
+    coded = pj.codecs.random_k(0.5, jax.random.key(0))
+    levels = pj.collectives.hierarchical(outer=pj.collectives.in_rounds(coded, inner))
+
+    def total(x):
+        axes = ("host", "device")
+        found, _ = run(levels(Layout.of(Summands((x,))), axes), Summands((x,)))
+        return found.coded[0]
+
+    within = jax.vmap(total, axis_name="device")
+    found = jax.vmap(within, axis_name="host")(jnp.full((2, 4, 64), 10_000.0))
+    assert jnp.isfinite(found).all()
+    assert set(np.unique(found)) == {0.0, 160_000.0}

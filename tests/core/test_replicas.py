@@ -162,3 +162,11 @@ def test_shards_are_compared_between_groups(device):
     assert [changed[i] != digests[i] for i in range(4)] == [
         i == device for i in range(4)
     ]
+
+
+def test_residuals_of_compress_are_left_out():
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    own = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, P("host")))
+    whole = jax.device_put(jnp.zeros(2), NamedSharding(mesh, P()))
+    state = {"codec": pj.transforms.CompressState(own), "w": whole}
+    assert len(set(pj.replica_digest(state).values())) == 1

@@ -54,11 +54,17 @@ def cell(method, seed, loss, seconds):
 def test_table_and_picture_have_the_quickest_way_first(tmp_path):
     cells = [cell("D-Sync", 0, 1.5, 90), cell("Pipe-SGD", 0, 1.6, 30)]
     cells += [cell("Pipe-SGD", 1, 1.62, 40)]
-    _, *rows = race.rows(cells)
-    assert rows[0] == ["Pipe-SGD", "1.610 ± 0.010", "35", "20", "2"]
-    assert rows[1] == ["D-Sync", "1.500", "90", "20", "1"]
+    titles, *rows = race.rows(cells)
+    assert titles[4] == "seconds to 1.62"
+    assert rows[0] == ["Pipe-SGD", "1.610 ± 0.010", "35", "20", "35", "2"]
+    assert rows[1] == ["D-Sync", "1.500", "90", "20", "90", "1"]
     _picture.picture(cells, tmp_path / "race.png")
     assert (tmp_path / "race.png").stat().st_size > 10_000
+
+
+def test_common_loss_counts_from_the_first_low_test():
+    run = {"seconds": [1.0, 2.0, 3.0], "loss": [3.0, 2.0, 1.9]}
+    assert [race.until(run, loss) for loss in (2.5, 2.0, 1.9)] == [2.0, 2.0, 3.0]
 
 
 def test_every_way_of_the_race_has_a_maker():

@@ -129,13 +129,13 @@ def test_fused_step_waits_for_its_turn_on_the_thread(monkeypatch):
     monkeypatch.setattr(where, lambda mesh: True)
     order, config = [], config_of(Appending())
     fused = Fused(config, "asked for")
-    programs = fused._programs[False]
+    programs = fused._programs[True]
 
     def launched(*args):
         order.append("launched")
         return programs(*args)
 
-    fused.__dict__["_programs"] = {False: launched}
+    fused.__dict__["_programs"] = {True: launched}
     communication_thread.submit(time.sleep, 0.2)
     communication_thread.submit(order.append, "before")
     *_, info = fused.step(start(config), batch_of(1))

@@ -146,3 +146,21 @@ def test_wait_for_other_processes_is_bounded(monkeypatch):
     monkeypatch.setattr(os, "_exit", lambda code: gate.set())
     leaving.prepared()()
     assert gate.is_set()
+
+
+CLOSED = """
+import os, sys, threading
+from pipejax._internal import leaving
+print("is kept in a buffer")
+os.close(1)
+threading.Timer(0, leaving._exit, [7]).start()
+threading.Event().wait(60)
+"""
+
+
+@WITHOUT_JAX
+def test_process_exits_with_an_unread_output():
+    ended = subprocess.run(
+        [sys.executable, "-c", CLOSED], stdout=subprocess.PIPE, timeout=50
+    )
+    assert ended.returncode == 7

@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from pipejax._internal.traced_axes import collective_axes
+import pipejax as pj
+from pipejax._internal.traced_axes import collective_axes, constrained_axes
 
 from ..core.executors.test_own_collectives import AXES, X, on_hosts, summed
 
@@ -51,3 +54,13 @@ def in_rows(x):
 def test_traced_axes_equal_the_axes_of_collectives(local, axes):
     """Neither an index along an axis nor an axis of `jax.vmap` exchanges anything."""
     assert collective_axes(on_hosts(local), X) == axes
+
+
+def test_unconstrained_dimension_names_no_axis():
+    mesh = pj.data_mesh(4, axis_name=("host", "tp"), hosts=2)
+    place = NamedSharding(mesh, P(P.UNCONSTRAINED, "tp", None, ()))
+
+    def constrained(x):
+        return lax.with_sharding_constraint(x, place)
+
+    assert constrained_axes(constrained, jnp.zeros((4, 4, 1, 1))) == {"tp"}

@@ -104,3 +104,13 @@ def test_step_noted_twice_counts_once():
 def test_steps_beginning_anew_in_each_epoch_have_no_goodput():
     epochs = [*steps(1, 2, 3), *steps(4, 5, 6)]
     assert goodput([[event("begun", 0.0), *epochs]], 0.0, 7.0) is None
+
+
+def test_steps_quicker_than_usual_count_in_full():
+    """A warm-up of 60 steps of 1 s, and then 40 of 0.1 s."""
+    times = [float(t) for t in range(61)] + [60 + 0.1 * t for t in range(1, 41)]
+    found = goodput([[event("begun", 0.0), *steps(*times)]], 0.0, times[-1])
+    assert found.step == 1
+    assert found.share == pytest.approx(1.0)
+    assert all(seconds >= 0 for seconds in found.parts.values())
+    assert sum(found.parts.values()) == pytest.approx(64)

@@ -112,3 +112,21 @@ def test_stack_is_read_in_one_call():
     names = [name for _, _, name in frames]
     assert "test_stack_is_read_in_one_call" in names[:-1]
     assert names[-1] == traceback.extract_stack()[0].name
+
+
+@pytest.mark.parametrize(
+    "file", ["_shared_folder.py", "_snapshots/_file.py", "_snapshots/_peers.py"]
+)
+def test_reading_a_snapshot_counts_as_busy(file):
+    """A wait for other processes counts as one."""
+    folder = pathlib.Path(checkpoint.__file__).parent
+    mine, reads, waits = (
+        traceback.FrameSummary(str(path), 1, "read")
+        for path in (__file__, folder / file, folder / "_snapshots" / "_messages.py")
+    )
+    assert _where.of([mine, reads]).busy == "a checkpoint"
+    assert _where.of([mine, waits]).busy == ""
+
+
+def test_files_reading_snapshots_exist():
+    assert all(path.exists() for path in _where._READS)

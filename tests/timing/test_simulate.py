@@ -163,3 +163,18 @@ def test_bad_rounds_are_refused(width, every, overlap, message):
     rounds = dict(sync_every=every, overlap_steps=overlap)
     with pytest.raises(ValueError, match=message):
         timing.simulate(cluster(2), Workload(0.1, 10), width, **rounds)
+
+
+@pytest.mark.parametrize("every", [3, 100])
+@pytest.mark.parametrize("steps", [None, 700])
+def test_step_time_is_a_mean_of_whole_rounds(every, steps):
+    work = Workload(0.1, 64_000_000, "ring")
+    exchange = timing.TrainConfig(1, "ring").exchange(cluster(4), 64_000_000, None)
+    wanted = timing.local_step_time(timing.Compute.of(0.1), exchange, every, 0)
+    found = timing.simulate(cluster(4), work, 1, steps, sync_every=every)
+    assert math.isclose(found.step_time, wanted, rel_tol=1e-6)
+
+
+def test_fewer_steps_than_two_rounds_are_refused():
+    with pytest.raises(ValueError, match=r"`steps` must be .* at least 20 and"):
+        timing.simulate(cluster(2), Workload(0.1, 10), 1, 19, sync_every=10)

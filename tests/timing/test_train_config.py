@@ -144,3 +144,55 @@ def test_ratio_without_compute_is_infinite():
     nothing = RankedConfig(way, exchange(), 0.0, 0.0, 0.0, 0.0)
     assert nothing.reason.startswith("hidden behind compute, 0% slack")
     assert nothing.gains == {"synchronous": float("inf"), "overlapped": float("inf")}
+
+
+TWO = Cluster(2, Link(0.0, 1e9), devices=4, inner=Link(0.0, 4e9))
+
+
+@pytest.mark.parametrize(
+    ("way", "by_host"),
+    [
+        (TrainConfig(2, "ring", levels=True), True),
+        (TrainConfig(2, "psum"), True),
+        (TrainConfig(2, "psum", shard_optimizer=True), False),
+        (TrainConfig(2, "ring"), False),
+        (TrainConfig(1, "ring", levels=True), False),
+    ],
+)
+def test_prediction_by_host_has_a_mean_inside(way, by_host):
+    """Of 1e9 elements, psum sends 2 * 3/4 over links of 4 GB/s."""
+    assert way.predicts_by_host(TWO) == by_host
+    assert way.means(TWO, 10**9) == (1.5 if by_host else 0.0)
+
+
+def test_single_host_has_no_mean_before_its_exchange():
+    one = Cluster(1, Link(0.0, 1e9), devices=8, inner=Link(0.0, 4e9))
+    assert TrainConfig(2, "psum").means(one, 10**9) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("one_core", "means", "longer"),
+    [(False, 0.2, 0.0), (False, 0.5, 0.3), (True, 0.2, 0.2)],
+)
+def test_means_inside_hosts_run_beside_the_backward_pass(one_core, means, longer):
+    """Which takes 0.2 seconds."""
+    way, sent = TrainConfig(2, "psum"), exchange(wire=0.05)
+    steps = [way.step(COMPUTE, sent, one_core=one_core, means=x) for x in (0.0, means)]
+    assert steps[1] - steps[0] == pytest.approx(longer)
+
+
+def test_buckets_are_encoded_by_the_computing_core():
+    """16 buckets: 0.05 s on the wire and 0.03 s of codec beside 0.1 s of compute."""
+    way, compute = TrainConfig(1, "ring", "int8", buckets=16), Compute.of(0.1)
+    bucket = Duration(0.0, 0.05 / 16, 0.0, 0.03 / 16, 0.0)
+    assert way.step(compute, bucket, one_core=True) == pytest.approx(0.13)
+    assert way.step(compute, bucket, one_core=False) < 0.13
+
+
+@pytest.mark.parametrize(
+    ("overlap", "says"), [(0, "and waits for an exchange"), (8, "beside an exchange")]
+)
+def test_reason_of_local_steps_names_a_wait(overlap, says):
+    way = TrainConfig(1, "ring", sync_every=8, overlap_steps=overlap)
+    found = RankedConfig(way, exchange(wire=2.0), 0.5, 0.25, 2.25, 2.1)
+    assert says in found.reason

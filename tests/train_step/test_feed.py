@@ -4,8 +4,12 @@ import collections
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 
@@ -133,3 +137,23 @@ def test_keys_of_the_examples_are_kept():
     found = make().batch({"keys": keys})["keys"]
     assert found.dtype == keys.dtype
     assert_bits_equal(*map(jax.random.key_data, (found, keys)))
+
+
+@pytest.mark.parametrize("axes", [("data",), ("host", "fsdp")])
+def test_step_reads_no_array_after_its_call(axes):
+    mesh = pj.data_mesh(4, axis_name=axes, hosts=2 if len(axes) > 1 else None)
+    train = pj.make_train_step(
+        lambda w, batch: w @ batch.mean(0),
+        optax.sgd(1.0),
+        mesh=mesh,
+        axis_name=axes[0],
+        width=1,
+    )
+    spec = P(axes[1]) if len(axes) > 1 else P()
+    zeros = jax.device_put(jnp.zeros(512), NamedSharding(mesh, spec))
+    state, buffer = train.init(zeros), aligned((64, 512))
+    for number in range(1, 4):
+        buffer[:] = number
+        state, _ = train.step(state, buffer)
+    buffer[:] = 100
+    np.testing.assert_array_equal(state.params, np.full(512, -6.0))

@@ -126,3 +126,14 @@ def test_optimizer_with_a_collective_begins_only_with_a_bound_axis():
     tx = optax.GradientTransformation(lambda params: (), update)
     with pytest.raises(ValueError, match=r"^`init` must be called where the axes are"):
         jax.eval_shape(pj.pipelined(tx, "data", 2).init, jnp.ones(2))
+
+
+def test_complex_parameters_with_a_prediction_are_refused():
+    tx = pj.pipelined(optax.adam(0.1), "data")
+    with pytest.raises(ValueError, match="`params` must be floating arrays"):
+        tx.init({"w": jnp.zeros(3, jnp.complex64)})
+
+
+def test_reduce_dtype_of_a_loop_must_be_floating():
+    with pytest.raises(ValueError, match="`reduce_dtype` must be"):
+        pj.pipelined(optax.sgd(0.1), "data", reduce_dtype=jnp.int8)

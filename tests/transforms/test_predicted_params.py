@@ -110,3 +110,23 @@ def test_nan_of_one_device_enters_no_other_gradient():
         bad.append(nan.tolist())
     assert [number for number, each in enumerate(bad) if any(each)] == [5]
     np.testing.assert_allclose(state[0], 1, atol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        (optax.sgd(0.1, momentum=0.9), optax.sgd(0.1)),
+        (optax.sgd(0.1), optax.adam(0.1)),
+        (optax.adam(0.1), pj.pipelined(optax.adam(0.1), "data")),
+    ],
+    ids=["without momentum", "adam", "pipelined"],
+)
+def test_state_of_another_optimizer_is_refused(given, asked):
+    params = {"w": jnp.zeros(3)}
+
+    def ahead(_):
+        state = pj.pipelined(given, "data").init(params)
+        return pj.predicted_params(asked, state, params)
+
+    with pytest.raises(ValueError, match="`opt_state` must hold a state of `tx`"):
+        jax.vmap(ahead, axis_name="data")(jnp.zeros(2))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
@@ -192,6 +193,10 @@ def check_tx(tx: Any, name: str = "tx") -> Any:
             f"`{name}` must be an optax.GradientTransformation, with `init` and"
             f" `update`; got {type(tx).__name__}. For example optax.sgd(0.1)."
         )
+    try:
+        hash(tx)
+    except TypeError:  # a dataclass, or one that holds arrays
+        return optax.GradientTransformationExtraArgs(tx.init, tx.update)
     return tx
 
 

@@ -51,6 +51,12 @@ def exchange_by_copy(
             shape, NamedSharding(cpus, P(axis)), [own]
         )
 
+    def placed(array: Any) -> jax.Array:
+        # A state that was read from bytes has arrays of NumPy.
+        if isinstance(array, jax.Array):
+            return array
+        return jax.device_put(array, NamedSharding(mesh, P(axis)))
+
     def back(total: jax.Array, spec: P, factor: Any) -> jax.Array:
         own, sharding = np.asarray(total.addressable_data(0)), NamedSharding(mesh, spec)
         own = own if np.all(factor == 1) else own * np.float32(factor)
@@ -67,6 +73,7 @@ def exchange_by_copy(
         with jax.transfer_guard("allow"):  # the user has chosen this executor
             # Starts all copies before `out` waits for any. One at a time, they take
             # longer.
+            message = jax.tree.map(placed, message)
             for array in jax.tree.leaves(message):
                 array.copy_to_host_async()
             own = jax.tree.map(out, message)

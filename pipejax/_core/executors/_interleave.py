@@ -29,11 +29,12 @@ def interleave(
     consumes a collective before the compute. The collective would then end there too,
     where nothing hides it.
 
-    A segment is the longer, the more bytes its stage sends. A stage that sends a few
-    numbers still gets a hundredth of what an equal share would be.
+    A segment is the longer, the longer its stage sends (`Stages.relative_times`). A
+    stage that sends a few numbers still gets a hundredth of what an equal share would
+    be.
 
-    `early` is the share of the compute beside the first half of the bytes. The results
-    are the value and the codec states after the last stage, and what `compute`
+    `early` is the share of the compute beside the first half of the exchange. The
+    results are the value and the codec states after the last stage, and what `compute`
     returned.
     """
     from ._segments import segments_of  # imports jax.extend, which is slow
@@ -52,8 +53,8 @@ def interleave(
 
 
 def fractions(stages: Stages, early: float = 0.5) -> list[float]:
-    """Returns the share of the compute beside each stage, by the bytes it sends."""
-    sent = [sum(x.wire_bytes for x in transfers) for transfers in stages.by_collective]
+    """Returns the share of the compute beside each stage, by how long it sends."""
+    sent = stages.relative_times
     if not sum(sent):
         return [1 / max(1, len(sent))] * max(1, len(sent))
     least = sum(sent) / len(sent) / 100

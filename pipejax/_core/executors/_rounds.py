@@ -121,11 +121,11 @@ class Rounds:
             state, arrival = self._exchanged(state)
             assert arrival is not None
             reports.append(arrival)
+        join()  # Only one thread may launch collectives.
         # There is no other progress, and rounding errors end here.
         model = self._at_anchor(state.shared, state.own.local)
         local = with_model(state.own.local, model)
         own = state.own._replace(local=local)
-        join()
         position = Position.at(0, 0, int(state.position.warmup))
         return LocalState(state.shared, own, position), tuple(reports)
 

@@ -58,6 +58,20 @@ class InFlight(NamedTuple):
     codec_states: CodecStates
 
 
+class CompressState(NamedTuple):
+    """State of `pj.transforms.compress`. Each device has its own.
+
+    Attributes:
+      codec: The state of the codec, such as residuals and keys.
+    """
+
+    codec: Any
+
+
+PER_DEVICE = (InFlight, CompressState)
+"""The parts of a state that differ between devices by design."""
+
+
 def empty(like: Message, width: int, codec_states: CodecStates) -> InFlight:
     """Makes an empty queue for messages of a given form."""
 

@@ -257,7 +257,7 @@ def _summed(equation: JaxprEqn, split: Split, devices: Devices, wide: Any) -> Ru
     form = result.aval
 
     def run(x: Any) -> Sequence[Any]:
-        return [devices.once(jnp.sum(x.astype(wide), axes), split)]
+        return [devices.once(jnp.sum(x.astype(wide), axes, dtype=wide), split)]
 
     sent = jax.ShapeDtypeStruct(form.shape, wide)
     return Rule(run, (whole(form.ndim),), sent, lambda x: x.astype(form.dtype))

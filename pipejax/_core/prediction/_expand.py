@@ -254,6 +254,8 @@ def _depends(
 
 
 def _is_flat(equation: JaxprEqn) -> bool:
+    if not equation.outvars:  # it prints, or calls back
+        return False
     result = equation.outvars[0].aval.dtype
     operands = (var.aval.dtype for var in equation.invars)
     rounds = not jnp.issubdtype(result, jnp.inexact) and any(

@@ -43,7 +43,8 @@ class Mean(NamedTuple):
             if old is None or g is None:
                 return old
             # An optimizer may deal with NaN itself. P times NaN would be NaN.
-            return jnp.where(jnp.isfinite(g), g.astype(old.dtype), old)
+            new = g.astype(old.dtype)
+            return jnp.where(jnp.isfinite(new), new, old)
 
         kept = self.gradients
         if kept is not None:

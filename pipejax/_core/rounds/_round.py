@@ -118,7 +118,10 @@ def arrived(
       which the group adds to its parameters.
     """
     before = state.anchor
-    mean = jax.tree.map(lambda x: x / groups, reduced.sum.gradients)
+    # Sums of float16 come in float32.
+    mean = jax.tree.map(
+        lambda x, b: (x / groups).astype(b.dtype), reduced.sum.gradients, before
+    )
     updates, outer = outer_tx.update(mean, state.outer, before)
     after = jax.tree.map(
         lambda a, b: jnp.where(keep, a, b), optax.apply_updates(before, updates), before

@@ -3,6 +3,7 @@
 `Step` says what these functions are. `replicated_step` and `zero1_step` make them.
 """
 
+from ._check_state import check_empty as check_empty
 from ._check_state import check_in_flight as check_in_flight
 from ._check_state import check_kind as check_kind
 from ._check_state import check_not_donated as check_not_donated
@@ -14,6 +15,7 @@ from ._delayed import delays as delays
 from ._delayed import parted as parted
 from ._delayed import without as without
 from ._gradient import empty_message as empty_message
+from ._gradient import first_part as first_part
 from ._info import StepInfo as StepInfo
 from ._info import info_of as info_of
 from ._info import mean_info as mean_info

@@ -10,7 +10,7 @@ import optax
 from jax.core import Tracer
 
 from pipejax._core.checks import check_opt_state, is_array
-from pipejax._core.message import InFlight, Message, width_of
+from pipejax._core.message import InFlight, Message, count, width_of
 from pipejax._internal.structures import difference, paths
 from pipejax._internal.types import Leaf, Tree
 
@@ -112,6 +112,16 @@ def check_in_flight(in_flight: InFlight, width: int, devices: int) -> None:
         raise ValueError(
             f"`state` must be of this mesh, with {devices} devices; got one of"
             f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
+        )
+
+
+def check_empty(in_flight: InFlight) -> None:
+    """Raises a `ValueError` if a synchronous step would leave gradients in flight."""
+    if found := count(in_flight):
+        raise ValueError(
+            "`state` must have nothing in flight in a warm-up, whose steps are"
+            f" synchronous; got one with {found} gradients. Drain it with the train"
+            " step that it comes from."
         )
 
 

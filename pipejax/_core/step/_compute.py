@@ -15,7 +15,7 @@ from pipejax._internal.types import Keys
 from ._check_inner import warn_of_unused_axes
 from ._check_state import check_mean, check_pending, check_room
 from ._delayed import parted
-from ._gradient import empty_message, local_message
+from ._gradient import empty_message, first_part, local_message
 from ._inputs import Inputs
 from ._model_state import predicted_model_state
 from ._state import Common, Trainable
@@ -55,7 +55,8 @@ def compute(
     check_keywords(settings.loss_fn, "train.step", {"shared": inputs.shared})
     rng, key = _split(state.rng, lax.axis_index(settings.axis_name))
     if shards:
-        args = whole, state.model_state, key, inputs, shards
+        part = first_part(inputs.batch, settings.microbatches)
+        args = whole, state.model_state, key, inputs._replace(batch=part), shards
         warn_of_unused_axes(typed_loss(settings, shards, inputs.specs), *args)
     params = point(state, in_flight)
     model_state = predicted_model_state(

@@ -30,6 +30,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Message, Passengers, travelling, with_constraints
+from pipejax._internal.ranges import is_narrow
 from pipejax._internal.ravel import working_dtype
 from pipejax._internal.shards import UNSHARDED, Shards, constrained
 from pipejax._internal.structures import merged, of_leaves
@@ -154,16 +155,25 @@ def _shards_of(
     )
 
 
+def first_part(batch: Tree, count: int) -> Tree:
+    """Returns the first of so many microbatches, as the loss function is given it."""
+    if count == 1:
+        return batch
+    return jax.tree.map(lambda x: _in_parts(x, count)[0], batch)
+
+
 def _in_parts(x: jax.Array, count: int) -> jax.Array:
     return x.reshape(count, x.shape[0] // count, *x.shape[1:])
 
 
 def _check_range(params: Tree, message: Message) -> None:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((params, message.gradients))}
-    if message.weight is not None and jnp.dtype(jnp.float16) in dtypes:
+    narrow = sorted(filter(is_narrow, dtypes), key=str)
+    if message.weight is not None and narrow:
         raise ValueError(
-            "`reduce_dtype` and parameters must not be float16 where `loss_fn` returns"
-            " a weight: gradients are multiplied by it, and float16 ends at 65,504."
-            " Choose reduce_dtype=jnp.bfloat16 or jnp.float32, and keep parameters in"
-            " float32, with compute_dtype=jnp.float16."
+            f"`reduce_dtype` and parameters must not be {narrow[0]} where `loss_fn`"
+            " returns a weight: gradients are multiplied by it, and this dtype ends at"
+            f" {float(jnp.finfo(narrow[0]).max):,.0f}. Choose"
+            " reduce_dtype=jnp.bfloat16 or jnp.float32, and keep parameters in float32,"
+            " with compute_dtype=jnp.float16."
         )

@@ -19,12 +19,14 @@ from pipejax._internal.ravel import working_dtype
 def device_axis(mesh: Mesh, axis_name: AxisName) -> str | None:
     """Returns the mesh axis of the devices of a host, if `axis_name` has one.
 
-    It is the second of two names, in the order of the mesh. CPUs of several processes
-    have none: a collective between them would run beside the communication thread.
+    It is the second of two names, in the order of the mesh. With a single host, its
+    devices would exchange everything before they predict, and nothing would be left to
+    hide. CPUs of several processes have none: a collective between them would run
+    beside the communication thread.
     """
     names = axes(axis_name)
     two = len(names) == 2 and [x for x in mesh.axis_names if x in names] == [*names]
-    if not two or mesh.shape[names[1]] == 1:
+    if not two or 1 in (mesh.shape[name] for name in names):
         return None
     if mesh.devices.flat[0].platform != "cpu":
         return names[1]

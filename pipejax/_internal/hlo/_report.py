@@ -91,8 +91,8 @@ class Report(NamedTuple):
         asynchronous copies.
       collectives: A `Collective` for each collective, in the order of the schedule.
       covered: Share of `flops` that runs while at least one collective is in progress,
-        from 0 to 1; `None` for a program without FLOPs. Collectives that send less than
-        a hundredth of all bytes do not count.
+        from 0 to 1; `None` for a program without FLOPs. The smallest collectives, which
+        together send less than a hundredth of all bytes, do not count.
       uncounted: Instructions whose FLOPs are missing from `flops`, or counted once
         although they may run several times, each with the reason.
       schedule: Compute and collectives in the order of the schedule, for `timeline`. A

@@ -24,7 +24,7 @@ _log = logging.getLogger("pipejax")
 _PREFIX = "pipejax-"
 _JOB = "job"  # without a dot, so that `rm folder/*` removes it
 ABANDONED = 600.0
-"""Seconds after its last snapshot from which a job that does not run is removed."""
+"""Seconds for which a job has not run before its folder is removed."""
 _PATIENCE = 10.0  # seconds until an earlier process of the same rank must have ended
 _PERIOD = 0.05
 
@@ -36,6 +36,12 @@ def job_of(checkpoints: Any) -> str:
         number, *inode = path.read_text().split() or [""]
         if number.isalnum() and inode == [_inode(path)]:
             return number
+        if number.isalnum():
+            _log.warning(
+                "%s is a copy, or lies on a file system that does not keep the numbers"
+                " of its files: snapshots that were made before are not used",
+                checkpoints,
+            )
     drawn = proofs.drawn()
     path.touch()  # and has an inode
     path.write_text(f"{drawn} {_inode(path)}")

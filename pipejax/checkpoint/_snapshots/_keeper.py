@@ -29,7 +29,10 @@ _DIFFERENT = (
     "`extras` must be the same on all processes, or a snapshot does not count. Save"
     " numbers of the whole job, or mark what differs: checkpoint.PerProcess(value)"
 )
-_LEAVING = 5.0  # seconds to wait for a snapshot under way when a manager is closed
+# Seconds to wait, when a manager is closed, for a snapshot under way, and for other
+# processes to close theirs: one of them may still write a picture or an export.
+_LAST, _LEAVING = 5.0, 60.0
+_ALIVE = 60.0  # seconds after which the folder is touched again
 
 
 class Taken(NamedTuple):
@@ -70,7 +73,7 @@ class Keeper:
         # Stops and beside of the last snapshots, the largest of all processes.
         self._costs = deque[tuple[float, float]](maxlen=3)
         self._last: tuple[float, int] | None = None  # when a call ended, and its number
-        self._restored = False
+        self._restored, self._touched = False, time.monotonic()
 
     def newest(self) -> int | None:
         """Returns the step of the newest snapshot, until a state has been restored."""
@@ -98,6 +101,9 @@ class Keeper:
     def is_due(self) -> bool:
         """Counts a call, and returns whether processes decide now."""
         self._calls += 1
+        if time.monotonic() - self._touched > _ALIVE:
+            self._touched = time.monotonic()
+            self.memory.touch()
         return not self.off and self._calls >= self._due
 
     def copy(self, take: Callable[[], Taken]) -> bool:
@@ -107,6 +113,8 @@ class Keeper:
         if point.stop:
             self._turn_off(point.stop)
         if point.copy:
+            if self._copies == 1:  # the first one is complete on all processes
+                self.memory.remove_moved()
             self._copy(take())
         self._last = time.monotonic(), self._calls
         return point.copy
@@ -119,7 +127,7 @@ class Keeper:
     def close(self, *, remove: bool) -> None:
         """Ends, and frees the memory of this host's files if all processes want it."""
         if self._under_way is not None:
-            self._under_way.join(_LEAVING)
+            self._under_way.join(_LAST)
         if remove and not self.off:
             remove = self._messages.all_leave(_LEAVING)
         self._maps.clear()  # memory of a removed file is freed with its last map

@@ -1,6 +1,7 @@
 """The memory of a job's hosts, as one of its processes sees it."""
 
 import contextlib
+import os
 import pathlib
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,11 +55,32 @@ class Memory:
         fault = agreed(fault)
         self.fault = "" if fault is None else fault.text
         every = gathered(own)
+        self._hosts: list[str] = [each["host"] for each in every]
         self.catalogue = _catalogue([each["files"] for each in every])
         attempts = [x.label.attempt for files in self.catalogue for x in files]
         self.attempt = 1 + max(attempts, default=0)
-        self.holders = holders([each["host"] for each in every])
-        self._addresses = [(*each["address"],) for each in every]
+        self.holders = holders(self._hosts)
+        self._addresses = self._reachable([(*each["address"],) for each in every])
+
+    def touch(self) -> None:
+        """Shows other jobs that this one runs, or has run lately."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+
+    def remove_moved(self) -> None:
+        """Removes files of parts that this host no longer keeps, as ranks have moved.
+
+        The lowest rank of each host does, once there are newer files on all hosts.
+        """
+        own = self._hosts[self.rank]
+        here = [rank for rank, host in enumerate(self._hosts) if host == own]
+        if self.rank != here[0]:
+            return
+        kept = {f"part-{rank}" for rank in here}
+        kept |= {f"copy-{x}" for x, holder in enumerate(self.holders) if holder in here}
+        for path in self.path.glob("*-*-*"):
+            if path.stem.rpartition("-")[0] not in kept:
+                path.unlink(missing_ok=True)
 
     def list_again(self) -> None:
         """Lists the files anew; all processes call it, and none writes meanwhile."""
@@ -107,6 +129,19 @@ class Memory:
             self._server.close()
         if self._folder is not None:
             self._folder.close(remove=remove)
+
+    def _reachable(self, addresses: list[_peers.Address]) -> list[_peers.Address]:
+        """Returns the addresses at which processes of other hosts reach each process.
+
+        On its own host, the name of the coordinator may stand for the loopback.
+        """
+        others = [x for x in addresses if x and not _peers.is_loopback(x[0])]
+        if len({*self._hosts}) == 1 or not others or len(others) == len(addresses):
+            return addresses
+        mine = addresses[self.rank]
+        if mine and _peers.is_loopback(mine[0]):
+            mine = _peers.own_address(f"{others[0][0]}:{others[0][1]}"), mine[1]
+        return [(*each,) for each in gathered(mine)]
 
     def _opened(self, job: str) -> dict[str, Any]:
         self._folder = Folder(self._memory, job, self.rank)

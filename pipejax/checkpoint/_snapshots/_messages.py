@@ -6,6 +6,7 @@ Each process says when its part is complete, and when it has copied those of oth
 
 import dataclasses
 import json
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -88,12 +89,13 @@ class Messages:
     def all_leave(self, seconds: float) -> bool:
         """Says that this process needs nothing more; returns whether all say so.
 
-        It waits no longer than some seconds for each other process.
+        It waits no longer than some seconds for them.
         """
         self._set(f"leave/{self.rank}", "")
+        until = time.monotonic() + seconds
         try:
             for rank in range(self.processes):
-                self._get(f"leave/{rank}", seconds)
+                self._get(f"leave/{rank}", max(0.1, until - time.monotonic()))
         except jax.errors.JaxRuntimeError:
             return False
         return True

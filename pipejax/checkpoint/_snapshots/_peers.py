@@ -6,6 +6,7 @@ a file, gets its header, names blocks, and gets their bytes.
 
 import contextlib
 import functools
+import ipaddress
 import json
 import logging
 import pathlib
@@ -128,6 +129,13 @@ def own_address(other: str | None) -> str:
             probe.connect(where)
             return str(probe.getsockname()[0])
     return socket.gethostname()
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether an address reaches nothing but its own host."""
+    with contextlib.suppress(ValueError):  # a name
+        return ipaddress.ip_address(address).is_loopback
+    return False
 
 
 @contextlib.contextmanager

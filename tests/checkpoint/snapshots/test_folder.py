@@ -88,3 +88,10 @@ def test_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(PermissionError, match="belongs to another user"):
         Folder(tmp_path, "own", 0)
+
+
+def test_checkpoints_without_their_number_say_so(tmp_path, caplog):
+    job_of(tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    job_of(tmp_path / "copy")
+    assert "snapshots that were made before are not used" in caplog.text

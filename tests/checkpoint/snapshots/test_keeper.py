@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from pipejax import checkpoint
-from pipejax.checkpoint._snapshots import _keeper, _pace
+from pipejax.checkpoint._snapshots import _folder, _keeper, _pace
 from pipejax.checkpoint._snapshots._messages import Outcome
 
 from ...helpers import batches
@@ -225,3 +225,18 @@ def test_closed_manager_maps_no_memory(tmp_path, memory, train):
         settled(manager)
         assert str(memory) in pathlib.Path("/proc/self/maps").read_text()
     assert str(memory) not in pathlib.Path("/proc/self/maps").read_text()
+
+
+def test_folder_of_a_running_job_never_grows_old(tmp_path, memory, train, monkeypatch):
+    """Its snapshots may be further apart than the time until it is removed."""
+    with checkpoint.manager(tmp_path / "run", memory=memory) as manager:
+        state = init(train)
+        checkpoint.snapshot(manager, state)
+        settled(manager)
+        (folder,) = memory.iterdir()
+        grow_old(folder, 1e4)
+        checkpoint.snapshot(manager, state)
+        assert _folder._age(folder) > _folder.ABANDONED
+        monkeypatch.setattr(_keeper, "_ALIVE", 0.0)
+        checkpoint.snapshot(manager, state)
+        assert _folder._age(folder) < _folder.ABANDONED

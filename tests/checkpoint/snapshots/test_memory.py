@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pipejax.checkpoint._fault import DamagedError
+from pipejax.checkpoint._snapshots import _memory
 from pipejax.checkpoint._snapshots._catalogue import Source
 from pipejax.checkpoint._snapshots._memory import Memory
 
@@ -40,3 +41,27 @@ def test_missing_file_cannot_be_opened(memory):
     with pytest.raises(DamagedError, match="the header of part-0-1"):
         opened.read([Source(0, "part-0-1")])
     opened.close(remove=True)
+
+
+def test_files_of_moved_ranks_are_removed(memory):
+    opened = memory()
+    for name in ("part-0-0", "part-0-1", "part-2-0", "copy-1-1"):
+        write(opened.path / name, header(step=7, attempt=1))
+    opened.remove_moved()
+    left = sorted(path.name for path in opened.path.iterdir())
+    kept = [f"part-0-{slot}.{kind}" for slot in (0, 1) for kind in ("data", "json")]
+    assert left == ["lock-0", *kept]
+    opened.close(remove=True)
+
+
+def test_process_on_the_loopback_is_reached_at_another_address(monkeypatch):
+    """The name of the coordinator may stand for the loopback on its own host."""
+    memory = object.__new__(Memory)
+    memory.rank, memory._hosts = 0, ["first", "second"]
+    addresses = [("127.0.1.1", 5), ("10.0.0.2", 6)]
+    asked = {"10.0.0.2:6": "10.0.0.1"}
+    monkeypatch.setattr(_memory._peers, "own_address", asked.__getitem__)
+    monkeypatch.setattr(_memory, "gathered", lambda mine: [mine, addresses[1]])
+    assert memory._reachable(addresses) == [("10.0.0.1", 5), ("10.0.0.2", 6)]
+    memory._hosts = ["first", "first"]
+    assert memory._reachable(addresses) == addresses

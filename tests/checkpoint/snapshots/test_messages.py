@@ -1,5 +1,6 @@
 """Tests what a process without a key-value store keeps to itself."""
 
+from pipejax.checkpoint._snapshots import _messages
 from pipejax.checkpoint._snapshots._messages import Messages, Outcome, Point
 
 
@@ -23,3 +24,26 @@ def test_forgotten_messages_are_gone():
         "pipejax/snapshots/token/complete/2/0",
         "pipejax/snapshots/token/outcomes/2/0",
     ]
+
+
+class Slow:
+    """A store in which every answer takes two seconds of a clock."""
+
+    def __init__(self):
+        self.now, self.waits = 0.0, []
+
+    def key_value_set(self, key, text):
+        del key, text
+
+    def blocking_key_value_get(self, key, milliseconds):
+        del key
+        self.now += 2.0
+        self.waits.append(milliseconds / 1000)
+        return ""
+
+
+def test_leaving_processes_have_one_time_in_all(monkeypatch):
+    store = Slow()
+    monkeypatch.setattr(_messages.time, "monotonic", lambda: store.now)
+    assert Messages("token", 0, 4, store).all_leave(5.0)
+    assert store.waits == [5.0, 3.0, 1.0, 0.1]

@@ -1,5 +1,7 @@
 """Tests the messages for bad arguments of `make_train_step`."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 import pipejax as pj
 
+from ...helpers import batches, init_params, loss_fn
 from ...train_step.refusals import make, refused
 
 
@@ -93,3 +96,37 @@ def test_mesh_must_be_a_jax_mesh(mesh):
 def test_weight_prediction_must_be_a_known_rule(value):
     with refused("`weight_prediction` must be 'linearized', 'own' or False, got"):
         make(weight_prediction=value)
+
+
+@dataclasses.dataclass
+class Plain:
+    """An optimizer that has no hash."""
+
+    rate: float
+
+    def init(self, params):
+        del params
+        return ()
+
+    def update(self, gradients, state, params=None):
+        del params
+        return jax.tree.map(lambda g: -self.rate * g, gradients), state
+
+
+def test_optimizer_without_a_hash_trains():
+    mesh = pj.data_mesh(2)
+    train = pj.make_train_step(loss_fn, Plain(0.1), mesh=mesh)
+    state, _ = train.step(train.init(init_params()), batches(1)[0])
+    train.drain(state)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"donate": "False"}, "`donate` must be True or False"),
+        ({"width": 1, "warmup_steps": -3}, "`warmup_steps` must be an integer"),
+    ],
+)
+def test_settings_without_effect_are_checked_too(settings, says):
+    with pytest.raises(ValueError, match=says):
+        pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), **settings)

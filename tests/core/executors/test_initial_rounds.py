@@ -51,6 +51,7 @@ def test_codecs_keep_a_state_for_every_chunk():
         train.rounds.config, train.mesh, shapes.shared, abstract=False
     )
     assert len(found) == 3
+    assert jax.tree.leaves(found)
     for state, shape in zip(
         jax.tree.leaves(found), jax.tree.leaves(shapes.own.codec_states), strict=True
     ):

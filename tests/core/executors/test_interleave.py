@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from pipejax._core.executors._interleave import interleave
+import pipejax as pj
+from pipejax import overlap
+from pipejax._core.executors._interleave import fractions, interleave
 from pipejax._core.message import Message
-from pipejax.collectives import Stages
+from pipejax.collectives import Layout, Stages, hierarchical
 from pipejax.collectives._stages import Local, Sent, local
 
 from ...helpers import assert_bits_equal
@@ -94,3 +97,44 @@ def test_next_stage_and_layer_wait_for_the_barrier():
     _, _, _, first, stage, layer, _, second, finish = woven(2)
     for barrier, following in ((first, stage), (first, layer), (second, finish)):
         assert any(x is y for x in barrier.outvars for y in following.invars)
+
+
+def test_links_between_hosts_have_most_of_the_compute():
+    """Devices of a host send each other most of the bytes, on far quicker links."""
+    layout = Layout.of_shapes(((1024,),))
+    found = []
+
+    def total(_):
+        found.append(hierarchical()(layout, ("host", "device")))
+
+    within = jax.vmap(total, axis_name="device")
+    jax.vmap(within, axis_name="host")(jnp.zeros((2, 4)))
+    shares = fractions(found[0])
+    assert len(shares) == 4
+    assert sum(shares) == pytest.approx(1)
+    assert shares[1] + shares[2] > 0.8
+    assert min(shares) > 0
+
+
+def test_compiled_levels_hide_the_links_between_hosts():
+    mesh = pj.data_mesh(
+        devices=overlap.topology("h100:1x2x4"), axis_name=("host", "device"), hosts=2
+    )
+
+    def loss(params, x):
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    train = pj.make_train_step(
+        loss,
+        optax.sgd(0.1),
+        mesh=mesh,
+        axis_name=("host", "device"),
+        all_reduce=hierarchical(),
+    )
+    params = [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 8
+    batch = jax.ShapeDtypeStruct((8 * 256, 512), jnp.float32)
+    report = overlap.inspect(train, train.abstract_state(params), batch)
+    assert report.covered_by["host",] > 0.7
+    assert report.covered_by["device",] > 0.1

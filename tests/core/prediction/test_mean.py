@@ -24,3 +24,10 @@ def test_mean_keeps_the_last_finite_values():
     kept = mean.after(bad, jnp.float32(np.nan))
     np.testing.assert_array_equal(kept.gradients["w"], np.float32([0.1, 5.0, 0.05]))
     assert kept.loss == 2
+
+
+def test_mean_beyond_its_dtype_is_not_kept():
+    """70,000 is finite in float32, in which the mean arrives."""
+    kept = Mean.empty({"w": jnp.zeros(2)}, jnp.float16)
+    kept = kept.after({"w": jnp.float32([1.0, 70_000.0])}, jnp.float32(0))
+    np.testing.assert_array_equal(kept.gradients["w"], [1.0, 0.0])

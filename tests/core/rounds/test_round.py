@@ -271,3 +271,20 @@ def test_drain_takes_points_along_if_a_chunk_is_refused():
     assert (np.asarray(state.local.trainable.params[0]) > 0).all()
     assert not np.asarray(drained.local.trainable.params[0]).any()
     np.testing.assert_allclose(ahead(drained), ahead(state), atol=1e-6)
+
+
+def test_outer_state_keeps_its_dtype_under_float16():
+    """Sums of float16 arrive in float32."""
+    train = pj.make_local_step(
+        lambda w, batch: jnp.vdot(w.astype(jnp.float32), batch.mean(0)),
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(2),
+        sync_every=2,
+        outer_tx=optax.sgd(0.7, momentum=0.9),
+    )
+    state = train.init(jnp.zeros(2, jnp.float16))
+    before = jax.tree.map(lambda x: x.dtype, state.shared)
+    for _ in range(3):
+        state, _ = train.step(state, np.ones((4, 2), np.float32))
+    assert jax.tree.map(lambda x: x.dtype, state.shared) == before
+    assert np.isfinite(state.params).all()

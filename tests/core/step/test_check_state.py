@@ -275,3 +275,21 @@ def test_state_without_the_arguments_of_the_loss_is_refused():
     state = make(loss).init(init_params(), model_state=jnp.int32(0))
     with refused(r"`loss_fn` must take the keyword `model_state`, which `train.init`"):
         make().step(state, BATCH)
+
+
+def test_gradient_in_flight_is_not_kept_through_a_warm_up():
+    """It would be applied after the warm-up, many updates late."""
+    short, long = (
+        pj.make_train_step(
+            loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), warmup_steps=steps
+        )
+        for steps in (1, 9)
+    )
+    data = batches(3)
+    state = short.init(init_params())
+    for batch in data[:2]:
+        state, _ = short.step(state, batch)
+    with pytest.raises(ValueError, match=r"nothing in flight in a warm-up.* got one"):
+        long.step(state, data[2])
+    state, _ = short.drain(state)
+    long.step(state, data[2])

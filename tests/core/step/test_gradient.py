@@ -1,6 +1,7 @@
 """Tests a device's own gradient: microbatches, precision, and its message."""
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -249,3 +250,25 @@ def test_float16_reduction_of_weighted_losses_is_refused(settings):
     message = "`reduce_dtype` and parameters must not be float16 where .* a weight"
     with pytest.raises(ValueError, match=message):
         make(loss, **settings).init(init_params(), batch=batch)
+
+
+@pytest.mark.parametrize("model_state", [None, {"mask": jnp.float32([jnp.inf])}])
+def test_loss_is_traced_with_the_rows_of_a_microbatch(model_state):
+    """Also by checks, before the first step and in it."""
+    mesh = pj.data_mesh(4, axis_name=("host", "fsdp"), hosts=2)
+    seen = set()
+
+    def loss(params, batch, **state):
+        seen.add(batch.shape[0])
+        value = (batch @ params).mean()
+        return (value, pj.Aux(**state)) if state else value
+
+    settings = {"mesh": mesh, "axis_name": "host", "microbatches": 2}
+    train = pj.make_train_step(loss, optax.sgd(0.1), **settings)
+    batch, given = np.ones((12, 3), np.float32), {}
+    if model_state is not None:
+        given = {"model_state": model_state, "batch": batch}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train.step(train.init(jnp.ones(3), **given), batch)
+    assert seen == {3}

@@ -115,3 +115,16 @@ def test_transfers_list_the_mean_within_hosts_first():
     assert {x.devices for x in between} >= {4}
     size = sum(np.size(x) for x in jax.tree.leaves(init_params()))
     assert sum(x.bytes for x in (within, *between) if x.devices == 2) >= 4 * size
+
+
+@pytest.mark.parametrize("shard_optimizer", [True, False])
+def test_devices_of_a_single_host_have_nothing_to_average_first(shard_optimizer):
+    """Otherwise the whole exchange would come before the prediction, not hidden."""
+    train = pj.make_train_step(
+        loss_fn,
+        optax.adamw(0.1),
+        mesh=pj.data_mesh(4, axis_name=HOSTS, hosts=1),
+        axis_name=HOSTS,
+        shard_optimizer=shard_optimizer,
+    )
+    assert train.settings.device_axis is None
