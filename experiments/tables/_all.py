@@ -35,6 +35,7 @@ from experiments.sharded import cluster as sharded_cluster
 from experiments.sharded import compiled, nanogpt
 from experiments.sharded_optimizer import accuracy, work
 from experiments.snapshot_cost import __main__ as snapshot_cost
+from experiments.text_race import __main__ as text_race
 
 from . import _faults, _gpu, _overlap, _paper, _results, _sharded, _speed, _stability
 
@@ -135,6 +136,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "speedup.methods": _speed.methods,
     "speedup.steps": _speed.steps,
     "stability": _stability.table,
+    "text_race": _of(text_race.rows, "text_race", "cells"),
     "time_to_accuracy.cifar10": lambda: _speed.race("CIFAR-10"),
     "time_to_accuracy.mnist": lambda: _speed.race("MNIST"),
     "wire": _of(wire.table, "wire", "rows"),

@@ -32,6 +32,7 @@ from experiments.methods import TextProblem
 from ._picture import COLORS, picture
 
 HOSTS = 4
+NEAR = 0.05  # nats above the lowest loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,15 +85,15 @@ def rows(cells: list[Run]) -> list[list[str]]:
     """Returns titles, then a row for each way to train, the quickest first.
 
     Figures are those at the end of a run, as means over seeds. Of the losses, there is
-    a standard error. The last column has the seconds until a test finds a loss that all
-    ways reach.
+    a standard error. A column has the seconds until a test finds a loss that is `NEAR`
+    the lowest of all ways, or a dash if not all seeds reach it.
     """
     names = dict.fromkeys(cell["method"] for cell in cells)
     runs = {name: [x["curve"] for x in cells if x["method"] == name] for name in names}
-    # Rounded up, so that the last to get there does as well.
-    common = math.ceil(100 * max(cell["curve"]["loss"][-1] for cell in cells)) / 100
+    ends = (statistics.mean(run["loss"][-1] for run in x) for x in runs.values())
+    near = math.ceil(100 * (min(ends) + NEAR)) / 100
     titles = ["method", "validation loss", "seconds", "MB sent by a host"]
-    table = [[*titles, f"seconds to {common:.2f}", "seeds"]]
+    table = [[*titles, f"seconds to {near:.2f}", "seeds"]]
     for name in sorted(names, key=lambda name: _mean(runs[name], "seconds")):
         table.append(
             [
@@ -100,7 +101,7 @@ def rows(cells: list[Run]) -> list[list[str]]:
                 ended([run["loss"][-1] for run in runs[name]]),
                 f"{_mean(runs[name], 'seconds'):.0f}",
                 f"{_mean(runs[name], 'megabytes'):.0f}",
-                f"{statistics.mean(until(run, common) for run in runs[name]):.0f}",
+                reached([until(run, near) for run in runs[name]]),
                 str(len(runs[name])),
             ]
         )
@@ -110,7 +111,13 @@ def rows(cells: list[Run]) -> list[list[str]]:
 def until(run: dict[str, Any], loss: float) -> float:
     """Returns the seconds until the first test that finds at most this loss."""
     tests = zip(run["seconds"], run["loss"], strict=True)
-    return next(seconds for seconds, found in tests if found <= loss)
+    return next((seconds for seconds, found in tests if found <= loss), math.inf)
+
+
+def reached(times: list[float]) -> str:
+    """Returns the mean of the seconds, or a dash if one of them is infinite."""
+    mean = statistics.mean(times)
+    return f"{mean:.0f}" if math.isfinite(mean) else "-"
 
 
 def ended(losses: list[float]) -> str:

@@ -40,8 +40,8 @@ def picture(cells: list[Run], path: pathlib.Path) -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
-        f"nanoGPT's model for CPUs, four emulated hosts on 2 cores, links of {rate},"
-        f" mean of {seeds} seeds" + ("" if seeds > 1 else " (one)"),
+        f"nanoGPT's model for CPUs, four emulated hosts on 2 cores, links of {rate}, "
+        + (f"mean of {seeds} seeds" if seeds > 1 else "one seed"),
         fontsize="medium",
     )
     figure.legend(loc="outside right center", fontsize="small")

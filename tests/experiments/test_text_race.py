@@ -1,5 +1,7 @@
 """Tests the race on text: when copies are taken, and what the table shows."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -55,16 +57,19 @@ def test_table_and_picture_have_the_quickest_way_first(tmp_path):
     cells = [cell("D-Sync", 0, 1.5, 90), cell("Pipe-SGD", 0, 1.6, 30)]
     cells += [cell("Pipe-SGD", 1, 1.62, 40)]
     titles, *rows = race.rows(cells)
-    assert titles[4] == "seconds to 1.62"
-    assert rows[0] == ["Pipe-SGD", "1.610 ± 0.010", "35", "20", "35", "2"]
+    assert titles[4] == "seconds to 1.55"
+    assert rows[0] == ["Pipe-SGD", "1.610 ± 0.010", "35", "20", "-", "2"]
     assert rows[1] == ["D-Sync", "1.500", "90", "20", "90", "1"]
     _picture.picture(cells, tmp_path / "race.png")
     assert (tmp_path / "race.png").stat().st_size > 10_000
 
 
-def test_common_loss_counts_from_the_first_low_test():
+def test_loss_is_reached_at_the_first_low_test():
     run = {"seconds": [1.0, 2.0, 3.0], "loss": [3.0, 2.0, 1.9]}
-    assert [race.until(run, loss) for loss in (2.5, 2.0, 1.9)] == [2.0, 2.0, 3.0]
+    times = [race.until(run, loss) for loss in (2.5, 2.0, 1.9, 1.8)]
+    assert times == [2.0, 2.0, 3.0, math.inf]
+    assert race.reached(times[:2]) == "2"
+    assert race.reached(times) == "-"
 
 
 def test_every_way_of_the_race_has_a_maker():

@@ -2,8 +2,11 @@
 
 import statistics
 
+import numpy as np
+
 from experiments.report import result
 from experiments.tables import _speed
+from experiments.text_race import __main__ as race
 
 from .quoted import quoted_in
 
@@ -72,3 +75,22 @@ def test_accuracy_lost_with_power_sgd_is_quoted():
         for name in ("Pipe-SGD", "DDP")
     )
     yield f"costs Pipe-SGD {ours:.1f} points and DDP {ddp:.1f}"
+
+
+@quoted_in("docs/benchmarks/speed.md")
+def test_race_on_text_is_described():
+    """Within 0.01 nats, local steps lead until they end."""
+    runs = {x["method"]: x["curve"] for x in result("text_race")["cells"]}
+    ends = {name: run["loss"][-1] for name, run in runs.items()}
+    near = [name for name in ends if ends[name] < min(ends.values()) + 0.05]
+    assert [name for name in near if "DDP, " in name] == ["DDP, fp16"]
+    times = {name: run["seconds"] for name, run in runs.items()}
+    coded = "Pipe-SGD, int4 fed back"
+    assert race.until(runs[coded], 1.95) < race.until(runs["DDP, fp16"], 1.95) / 2
+    local = "local steps, int4"
+    for name in runs:
+        pairs = zip(times[local], runs[local]["loss"], strict=True)
+        for at, lost in [pair for pair in pairs if pair[0] >= times[name][0]]:
+            assert lost < np.interp(at, times[name], runs[name]["loss"]) + 0.01, name
+    assert ends[coded] < ends[local]
+    yield "only fp16 gets within 0.05 nats"

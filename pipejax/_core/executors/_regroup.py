@@ -36,6 +36,7 @@ from pipejax._core.rounds import (
     refused_after,
 )
 from pipejax._core.step import Common
+from pipejax._internal.ranges import sum_dtype
 from pipejax._internal.shards import constrained
 from pipejax._internal.structures import merged
 from pipejax._internal.types import Tree
@@ -136,7 +137,7 @@ def _exchanged(
 
 
 def _total(tree: Tree) -> Any:
-    return jax.tree.map(lambda x: x.sum(0), tree)
+    return jax.tree.map(lambda x: x.astype(sum_dtype(x.dtype)).sum(0), tree)
 
 
 def _row(tree: Tree, i: int) -> Any:

@@ -97,3 +97,11 @@ def test_shards_are_summed_by_copy():
     assert gradient.sharding.spec == P("fsdp")
     assert gradient.sharding.device_set == set(config.mesh.devices.flat)
     assert bool(total.finite)
+
+
+def test_message_of_numpy_arrays_is_summed_by_copy():
+    """A state that Flax has read from bytes has such arrays."""
+    config = config_on(pj.data_mesh(4))
+    rows = np.arange(8, dtype=np.float32)
+    reduced, _ = by_copy(config, other_mesh(), Message({"w": rows}))
+    np.testing.assert_array_equal(reduced.sum.gradients["w"], [12, 16])

@@ -100,3 +100,22 @@ def test_operation_is_elementwise_only_with_split_operands():
 def test_shapes_of_pieces_are_divided_along_split_axes():
     assert DEVICES.shape((8, 3), ROWS) == (2, 3)
     assert DEVICES.count(("host", "device")) == 4
+
+
+def test_sum_of_integers_has_the_announced_dtype():
+    """With 64 bits enabled, JAX sums integers of 32 bits in 64."""
+    with jax.enable_x64(True):
+        numbers = np.arange(24, dtype=np.int32).reshape(8, 3)
+        traced = equation(lambda x: jnp.sum(x, dtype=jnp.int32), numbers)
+        rule = rule_of(traced, [ROWS], DEVICES)
+
+        def local(x):
+            (own,) = rule.run(DEVICES.piece(x, ROWS))
+            assert own.dtype == rule.sent.dtype == jnp.int32
+            return jax.lax.psum(own, DEVICES.names)
+
+        mesh = pj.data_mesh(4, axis_name=("host", "device"), hosts=2)
+        mapped = jax.shard_map(
+            local, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+        )
+        assert jax.jit(mapped)(numbers) == 276
