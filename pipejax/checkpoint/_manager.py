@@ -120,8 +120,8 @@ def manager(
         `snapshot` keeps states. It takes twice the bytes of what this process holds of
         a state, and twice those that it copies for another host. They are freed when
         the manager is closed, unless an error has left its `with` statement. The next
-        start on this host removes what jobs have left that run no longer and have made
-        no snapshot for ten minutes. `None` makes no snapshots.
+        start on this host removes what jobs have left that have not run for ten
+        minutes. `None` makes no snapshots.
 
     Returns:
       The manager, for `save` and `restore`. Use it in a `with` statement, or call its
