@@ -171,9 +171,14 @@ def _say_goodbye() -> None:
         _log.warning("an error while this process was leaving: %s", error)
 
 
-def _exit(status: int) -> None:
+def flush() -> None:
+    """Writes out what this process has printed, if anybody still reads it."""
     for stream in (sys.stdout, sys.stderr):
         # A pipe whose reader has gone must not keep the process from ending.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
+
+
+def _exit(status: int) -> None:
+    flush()
     os._exit(status)

@@ -19,6 +19,8 @@ from collections.abc import Callable
 
 import jax
 
+from pipejax._internal import leaving
+
 from . import _liveness, _where
 from ._diagnose import (
     GRACE,
@@ -281,12 +283,9 @@ def described(error: BaseException) -> str:
 
 
 def end(rank: int, diagnosis: str) -> None:
-    # A pipe whose reader has gone must not keep the process from ending.
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"pipejax: this job is ended: {diagnosis}\n")
-        sys.stderr.flush()
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
+    leaving.flush()
     # The store ends with process 0: the others must have the diagnosis before that.
     until = time.monotonic() + _LAST
     while rank == 0 and time.monotonic() < until and not _liveness.all_closed():

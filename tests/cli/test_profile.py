@@ -75,7 +75,7 @@ def test_bad_flags_of_profile_are_refused(capsys, flags, says):
 
 
 def test_wire_of_a_host_carries_the_bytes_of_all_its_devices(monkeypatch):
-    """Of 2 x 4 devices, two_shot sends 4 * 4/7 times the bytes of one over a link."""
+    """A device of eight sends 4 of its 7 pieces to the other host, and so do four."""
     mesh = pj.data_mesh(8)
     two = pj.data_mesh(8, axis_name=("host", "device"), hosts=2)
     monkeypatch.setattr(_profile, "measured", lambda _: Measured(two, []))

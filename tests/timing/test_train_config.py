@@ -160,7 +160,7 @@ TWO = Cluster(2, Link(0.0, 1e9), devices=4, inner=Link(0.0, 4e9))
     ],
 )
 def test_prediction_by_host_has_a_mean_inside(way, by_host):
-    """Of 1e9 elements, psum sends 2 * 3/4 over links of 4 GB/s."""
+    """A device sends 2 * 3/4 of 4 GB to the others of its host, at 4 GB/s."""
     assert way.predicts_by_host(TWO) == by_host
     assert way.means(TWO, 10**9) == (1.5 if by_host else 0.0)
 
