@@ -4,7 +4,7 @@ Inside a host, the devices shard the parameters (FSDP). Between hosts, the excha
 gradients is hidden, and each host keeps its share of the optimizer (ZeRO-1). Start one
 process on each host, with all of its GPUs:
 
-    srun -N 4 --ntasks-per-node 1 --gpus-per-task 8 \\
+    srun -N 4 --ntasks-per-node 1 --gpus-per-node 8 --cpus-per-task 32 \\
         pipejax launch --max-restarts 3 -- python hsdp.py --text input.txt
 
 The tokens are the bytes of a file. Without `--text`, sentences are generated. Started

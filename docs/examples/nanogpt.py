@@ -3,7 +3,7 @@
 On one machine, and on four hosts with two processes and eight GPUs each:
 
     pipejax launch --processes 2 -- python nanogpt.py --text input.txt
-    srun -N 4 --ntasks-per-node 2 --gpus-per-task 4 \\
+    srun -N 4 --ntasks-per-node 2 --gpus-per-task 4 --gpu-bind none \\
         pipejax launch --max-restarts 3 -- python nanogpt.py --hosts 4 --text input.txt
 
 The tokens are the bytes of a file. Without `--text`, sentences are generated. Started

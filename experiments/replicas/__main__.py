@@ -87,7 +87,8 @@ def main(config: Config) -> Result:
     names = ("adamw", "muon") if config.codecs else (*OPTIMIZERS,)
     for optimizer in config.optimizers or names:
         for run in itertools.chain(
-            search(optimizer, result), grid(optimizer, methods, counts, result)
+            search(optimizer, result),
+            grid(optimizer, methods, counts, config.seeds, result),
         ):
             if found(result["runs"], run) is None:
                 ended = train(task, run) | sizes(task, run["method"])
@@ -103,6 +104,7 @@ def main(config: Config) -> Result:
 def begun(config: Config) -> Result:
     """Returns the result so far, with the runs that the file already holds."""
     runs: list[Run] = []
+    seeds = {*config.seeds}
     if config.path.exists():
         before = json.loads(config.path.read_text())
         if before["steps"] != config.steps:
@@ -111,10 +113,11 @@ def begun(config: Config) -> Result:
                 f" {config.steps}: give another --out, or remove it"
             )
         runs = before["runs"]
+        seeds |= {*before["seeds"]}
     return {
         "task": config.task,
         "steps": config.steps,
-        "seeds": list(config.seeds),
+        "seeds": sorted(seeds),
         "runs": runs,
     }
 

@@ -35,6 +35,10 @@ DELAYS: dict[str, dict[str, Any]] = {
     "K=2, least delay": {"delayed": "least"},
     "K=2, warm-up": {"warmup": 0.1},
     "K=2, warm-up, rank 16 at once": {"warmup": 0.1, "at_once": 16},
+    **{
+        f"K=2, rank 16 at once, {codec}": {"at_once": 16, "codec": codec}
+        for codec in ("int8", "int4, fed back")
+    },
 }
 CODED: dict[str, dict[str, Any]] = {
     f"K={width}, {codec}": {"width": width, "codec": codec}
@@ -62,9 +66,8 @@ def settings(method: str, seed: int, steps: int) -> dict[str, Any]:
 def is_same_for_all(method: str) -> bool:
     """Returns whether results do not depend on the number of replicas."""
     found = METHODS[method]
-    return (
-        method == "K=1" or "at_once" in found or found.get("weight_prediction") is False
-    )
+    predicts = "at_once" not in found and found.get("weight_prediction") is not False
+    return method == "K=1" or (not predicts and "codec" not in found)
 
 
 def bytes_of(codec: str, shapes: tuple[tuple[int, ...], ...]) -> int:

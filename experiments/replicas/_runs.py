@@ -74,12 +74,16 @@ def tuned(optimizer: str, result: Result) -> float:
 
 
 def grid(
-    optimizer: str, methods: Sequence[str], counts: Sequence[int], result: Result
+    optimizer: str,
+    methods: Sequence[str],
+    counts: Sequence[int],
+    seeds: Sequence[int],
+    result: Result,
 ) -> Iterator[Run]:
     """Yields the runs that are compared. The runs of the search must have ended."""
     rate = tuned(optimizer, result)
     methods = ("K=1", *(name for name in methods if name != "K=1"))
-    for seed, method in itertools.product(result["seeds"], methods):
+    for seed, method in itertools.product(seeds, methods):
         for count in counts[:1] if is_same_for_all(method) else counts:
             yield key(result["task"], optimizer, rate, method, count, seed)
 

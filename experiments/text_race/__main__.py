@@ -58,18 +58,18 @@ class Config:
 def main(config: Config) -> list[Run]:
     """Runs what the result does not hold yet, prints the table, and draws."""
     jax.config.update("jax_platforms", "cpu")
-    cells = report.kept(config.out)
+    cells, kind = report.kept(config.out), {"rate": config.rate, "steps": config.steps}
     for seed, method in itertools.product(config.seeds, config.methods):
-        run = {"method": method, "rate": config.rate, "steps": config.steps}
-        run |= {"seed": seed}
+        run = {"method": method, **kind, "seed": seed}
         if found(cells, run) is not None:
             continue
         figures = on_hosts(config, method, seed)
         cells.append({**run, **report.origin(), "curve": figures})
         print(method, seed, figures["loss"][-1], figures["seconds"][-1], flush=True)
         report.save(config.out, seed=seed, hosts=HOSTS, cells=cells)
-    report.console(width=120).print(report.table("text race", rows(cells)))
-    picture(cells, config.plot)
+    shown = [cell for cell in cells if kind.items() <= cell.items()]
+    report.console(width=120).print(report.table("text race", rows(shown)))
+    picture(shown, config.plot)
     return cells
 
 

@@ -41,6 +41,13 @@ class CommunicationThread:
         self._thread: threading.Thread | None = None
         self._process = 0  # the one in which the thread was started
         self._starting = threading.Lock()
+        self._beside: jax.Array | None = None  # of the newest program of the caller
+
+    def beside(self, results: Any) -> None:
+        """Notes a program that the caller's thread runs, by its results."""
+        leaves = [x for x in jax.tree.leaves(results) if isinstance(x, jax.Array)]
+        # One result tells, and a small one keeps no memory.
+        self._beside = min(leaves, key=lambda x: x.size, default=None)
 
     def submit(self, function: Callable[..., Result], *args: Any) -> Future[Result]:
         """Runs a function after all functions that were submitted before.
@@ -64,9 +71,12 @@ class CommunicationThread:
         return future
 
     def join(self) -> None:
-        """Waits until every submitted function has returned."""
+        """Waits until every submitted function has returned, and what runs beside."""
         if self._thread is not None:
             self.submit(lambda: None).result()
+        last, self._beside = self._beside, None
+        if last is not None and not last.is_deleted():
+            last.block_until_ready()
 
     def _start(self) -> None:
         self._process = os.getpid()
@@ -116,4 +126,4 @@ def _leave(
 _THREAD = CommunicationThread()
 """The thread of this process: the one thing that all train steps share."""
 
-submit, join = _THREAD.submit, _THREAD.join
+beside, submit, join = _THREAD.beside, _THREAD.submit, _THREAD.join

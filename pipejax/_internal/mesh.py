@@ -8,6 +8,7 @@ The loss function alone sees the types of the mesh.
 
 import contextlib
 import functools
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
+
+_log = logging.getLogger(__name__)
 
 AxisName = str | tuple[str, ...]
 Like = Callable[..., Any]
@@ -117,6 +120,12 @@ def _by_host(devices: list[Any], hosts: int | None) -> tuple[int, int]:
                 " devices the mesh has."
             )
         hosts = len(places)
+        if hosts == len(devices) > 1:
+            _log.warning(
+                "each of %d processes counts as a host with one device. If a host runs"
+                " several processes, pass hosts=... to pj.data_mesh",
+                hosts,
+            )
     if hosts < 1 or len(devices) % hosts:
         raise ValueError(
             f"`hosts` must divide the {len(devices)} devices into equal parts, got"

@@ -118,7 +118,7 @@ def _fault_of(error: Exception) -> Fault | None:
     if isinstance(root, MemoryError | jax.errors.JaxRuntimeError):
         return Fault(False, text)
     if isinstance(root, _UNREADABLE) or type(root) is Exception:
-        return Fault(not str(root).startswith(_ELSEWHERE), text)
+        return Fault(not _is_elsewhere(str(root)), text)
     return None
 
 
@@ -128,8 +128,17 @@ _UNREADABLE = (*_MISSING, KeyError, TypeError, ValueError, AttributeError)
 # States of TensorStore in which the storage is at fault, and not what it holds.
 _ELSEWHERE = (
     *("UNAVAILABLE", "RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAUTHENTICATED"),
-    *("DEADLINE_EXCEEDED", "ABORTED", "CANCELLED"),
+    *("DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "UNKNOWN", "INTERNAL"),
 )
+
+
+def _is_elsewhere(said: str) -> bool:
+    """Returns whether TensorStore speaks of the storage, or of an error of its system.
+
+    A file that is missing is damage, though the system says so.
+    """
+    by_system = "OS error" in said and not said.startswith("NOT_FOUND")
+    return said.startswith(_ELSEWHERE) or by_system
 
 
 def _described(error: BaseException) -> str:

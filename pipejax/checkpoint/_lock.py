@@ -11,8 +11,9 @@ import logging
 import os
 import pathlib
 import socket
-import weakref
 from typing import Any
+
+from pipejax._internal.forks import closed_in_children
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Lock:
                 f"`folder` must not be in use by another manager that saves there;"
                 f" {folder} is, by {_holder(path)}. Choose another folder, end that"
                 " job, or close that manager. To restore only, pass `read_only=True`."
+                f" If that host is gone, remove {path}."
             ) from error
         except OSError as error:
             if error.errno not in _WITHOUT:
@@ -49,19 +51,13 @@ class Lock:
             said = "%s cannot be locked: %s. See that no second job saves there."
             _log.warning(said, folder, error)
         # A forked child would still hold the lock when this process is gone.
-        file = weakref.ref(self._file)
-        os.register_at_fork(after_in_child=lambda: _closed(file()))
+        closed_in_children(self._file)
         self._file.truncate(0)
         self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
         self._file.flush()
 
     def release(self) -> None:
         self._file.close()
-
-
-def _closed(file: Any) -> None:
-    if file is not None:
-        file.close()
 
 
 def _holder(path: pathlib.Path) -> str:

@@ -216,7 +216,7 @@ def _of(record: Any, elements: int, *, shared: bool) -> Known:
                 f" `largest`, a number of elements or null; got {fit!r:.200}."
             )
     notes = [] if fit["trusted"] else [fit["verdict"]]
-    vector = -(-elements // cluster.devices) if shared else elements
+    vector = cluster.shard(elements) if shared else elements
     return Known(cluster, notes + extrapolated(vector, fit["largest"]))
 
 

@@ -44,6 +44,7 @@ class Advice(NamedTuple):
         `None` if that is not known, or if all must be.
       rounds: The ways with local steps, the best first, if the exchange of the
         recommended way takes much longer than the compute.
+      one_core: Whether codec and additions run on the core that computes the model.
     """
 
     model: Model
@@ -51,6 +52,7 @@ class Advice(NamedTuple):
     cluster: timing.Cluster
     delayed: Any = None
     rounds: Sequence[timing.RankedConfig] = ()
+    one_core: bool = False
 
     @property
     def shown(self) -> dict[str, timing.RankedConfig]:
@@ -72,7 +74,9 @@ class Advice(NamedTuple):
                 *(f"{name:<14}{said(choice)}" for name, choice in shown.items()),
                 gain(),
                 *about_accuracy(shown.values()),
-                *about_predictions(shown["recommended"].config, self.cluster),
+                *about_predictions(
+                    shown["recommended"].config, self.cluster, one_core=self.one_core
+                ),
                 "",
                 self.python,
                 *self._least_delay(),

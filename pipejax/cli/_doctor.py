@@ -24,7 +24,7 @@ from ._command import add_command, write_json
 from ._delayed import merged_flags
 from ._diagnosis import Advice, Diagnosis, Overlap, to_plan
 from ._doctor_picture import picture
-from ._model import Model, RunnableStep, elements, load_step, spread
+from ._model import Model, RunnableStep, elements, load_step, spread, twin_of
 from ._rows import chosen, in_rounds
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
@@ -81,12 +81,14 @@ def run(args: argparse.Namespace) -> int:
     hosts, notes = measured(args.hosts) if mesh.size > 1 else (mesh, [])
     program = load_step(args.model, mesh) if args.model else _example(mesh)
     times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
+    twin = twin_of(program) if model is None else None
+    alone = twin and pj.overlap.measure(*twin, rounds=args.rounds, steps=1)
     fit = None
     if mesh.size > 1:
         fit = timing.calibrate(hosts, codecs, timing.SIZES, args.rounds)
     if jax.process_index() != 0:
         return 0
-    model = model or Model.of(program, times)
+    model = model or Model.of(program, times, alone)
     shared, device = spread(program.train, program.state), mesh.devices.flat[0]
     # On CPUs, hosts are often emulated, and have one name.
     several = bool(notes) and device.platform != "cpu"
@@ -117,21 +119,21 @@ def _advice(
 ) -> Advice:
     """Returns what to choose if every device has all of the model and the optimizer."""
     mesh = program.train.mesh
-    compute = timing.Compute.of(model.compute / 1e3)
     one_core = mesh.devices.flat[0].platform == "cpu"
     cluster, n = fit.cluster, model.elements
+    compute = model.times(cluster)
     ways = timing.plan(cluster, n, compute, codecs, one_core=one_core)
     best, rounds = chosen(ways), []
     if best.ratio > EXPOSED:
         # Only hosts exchange, each device its share of the parameters.
-        own, part = timing.sharded(cluster), -(-n // cluster.devices)
-        means = timing.mean_inside_hosts(cluster, n)
-        compute = compute.averaging(means, one_core=one_core)
+        own, part = timing.sharded(cluster), cluster.shard(n)
         alone = timing.plan(own, part, compute, codecs, one_core=one_core)
-        rounds = in_rounds(alone, codecs, compute, one_core=one_core)
+        averaging = compute.averaging(timing.mean_inside_hosts(cluster, n))
+        rounds = in_rounds(alone, codecs, averaging, one_core=one_core)
+        rounds = [way for way in rounds if way.step < best.step]
     # CPUs exchange nothing beside a backward pass.
     delayed = None if one_core else _least_delay(program, model, best)
-    return Advice(model, ways, fit.cluster, delayed, rounds)
+    return Advice(model, ways, cluster, delayed, rounds, one_core)
 
 
 def _least_delay(program: RunnableStep, model: Model, way: timing.RankedConfig) -> Any:

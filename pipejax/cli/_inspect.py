@@ -198,12 +198,15 @@ def _to_plan(returned: Any) -> list[str]:
         return []
     train, state, batch, *_ = returned
     known = flags(elements(state), "MS", examples(train, batch))
-    group = train.mesh.size // size_along(train.mesh, train.axis_name)
-    devices = f" --devices {group}" if group > 1 else ""
+    mesh = train.mesh
+    devices = mesh.size // size_along(mesh, train.axis_name)  # of a group
+    if devices == 1 and mesh.devices.flat[0].platform != "cpu":
+        devices = mesh.size // len({x.process_index for x in mesh.devices.flat})
+    devices = f" --devices {devices}" if devices > 1 else ""
     return [
         "To predict its step time on a cluster, fill in N, RATE and MS: pipejax plan"
         f" --hosts N --bandwidth RATE{devices} {known}{spread(train, state)}"
-        f"{kind_flags(train.mesh.devices.flat[0])}"
+        f"{kind_flags(mesh.devices.flat[0])}"
     ]
 
 

@@ -1,11 +1,14 @@
 """The model of a `--model` option: its train step, its size and its compute."""
 
+import dataclasses
 import statistics
 from typing import Any, NamedTuple
 
 import jax
 
 import pipejax as pj
+from pipejax import timing
+from pipejax._core.message import at_width_1
 from pipejax._internal.mesh import size_along
 from pipejax._internal.shards import split_axes
 from pipejax.overlap import Measurement
@@ -22,18 +25,66 @@ class RunnableStep(NamedTuple):
 
 
 class Model(NamedTuple):
-    elements: int  # of its gradient
-    compute: float  # milliseconds of the step without an exchange
-    batch: int | None = None  # examples of a device, if known
+    """A model and its times.
+
+    Attributes:
+      elements: The number of elements of its gradient.
+      compute: Milliseconds of a synchronous step without an exchange.
+      batch: The number of examples of a device, if known.
+      ahead: Milliseconds that a step of width 2 computes in addition, for predictions.
+      averages_inside: Whether these have a mean inside hosts.
+    """
+
+    elements: int
+    compute: float
+    batch: int | None = None
+    ahead: float = 0.0
+    averages_inside: bool = False
 
     @classmethod
-    def of(cls, step: RunnableStep, times: Measurement) -> "Model":
-        compute = 1e3 * statistics.median(times.compute)
-        return cls(elements(step.state), compute, examples(step.train, step.batch))
+    def of(
+        cls, step: RunnableStep, times: Measurement, twin: Measurement | None = None
+    ) -> "Model":
+        """Returns a model from the times of its step and of the synchronous twin."""
+        train, seconds = step.train, statistics.median(times.compute)
+        compute = seconds if twin is None else statistics.median(twin.compute)
+        averages, ahead = False, 0.0
+        if isinstance(train, pj.TrainStep) and train.settings.weight_prediction:
+            averages = train.settings.device_axis is not None
+            ahead = (seconds - compute) / max(1, train.width - 1)
+        return cls(
+            elements=elements(step.state),
+            compute=1e3 * compute,
+            batch=examples(train, step.batch),
+            ahead=1e3 * max(0.0, ahead),
+            averages_inside=averages,
+        )
+
+    def times(self, cluster: timing.Cluster) -> timing.Compute:
+        """Returns the times of a step, whose update a prediction repeats."""
+        update = 1e-3 * self.ahead
+        if self.averages_inside:
+            update -= timing.mean_inside_hosts(cluster, self.elements)
+        compute = 1e-3 * self.compute
+        update = min(max(0.0, update), compute)
+        return timing.Compute.of(compute - update, update)
 
     def __str__(self) -> str:
         """Returns the arguments with which `pipejax plan` plans for this model."""
         return flags(self.elements, f"{self.compute:.3f}", self.batch)
+
+
+def twin_of(program: RunnableStep) -> RunnableStep | None:
+    """Returns the synchronous twin, which predicts nothing, or `None` without one."""
+    train, state, batch, shared = program
+    if not isinstance(state, pj.PipelineState) or not isinstance(train, pj.TrainStep):
+        return None
+    if train.width == 1:
+        return None
+    plain = dataclasses.replace(train.plain, earlier=(), boundaries=())
+    drained, _ = train.drain(state)
+    alone = drained._replace(in_flight=at_width_1(drained.in_flight))
+    return RunnableStep(plain, alone, batch, shared)
 
 
 def elements(state: pj.PipelineState | pj.LocalState) -> int:

@@ -3,7 +3,7 @@
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     if args.sharded or args.local_steps:
         # A device exchanges only its shard of the gradient, rounded up to whole
         # elements.
-        cluster, elements = timing.sharded(cluster), -(-elements // cluster.devices)
+        cluster, elements = timing.sharded(cluster), cluster.shard(elements)
     update = args.update_ms / 1e3
     compute = timing.Compute.of(args.compute_ms / 1e3 - update, update)
     # Nothing is run, so leave the accelerators of this machine alone.
@@ -136,14 +136,22 @@ def run(args: argparse.Namespace) -> int:
         rounds = in_rounds(ranked, known, compute, one_core=args.one_core)
         ranked = [*rounds, d_sync(ranked), exact(ranked)]
     choice = chosen(ranked, args.row)
+
+    def own(way: timing.RankedConfig) -> timing.Compute:
+        return way.config.own(compute, cluster, elements, one_core=args.one_core)
+
     python = snippet(choice.config, cluster, inner=_inner_axis(args, devices))
     # A sharded optimizer cannot exchange a part at once.
     unsharded = not args.shard_optimizer
-    predictions = about_predictions(choice.config, cluster) if unsharded else []
+    predictions = (
+        about_predictions(choice.config, cluster, one_core=args.one_core)
+        if unsharded
+        else []
+    )
     parts = [
         [*notes, *_about(known)],
         lines(ranked, args.top, (choice, exact(ranked), d_sync(ranked))),
-        [*_summary(ranked, choice, compute, args), *predictions],
+        [*_summary(ranked, choice, own, args), *predictions],
         [python],
     ]
     print("\n\n".join("\n".join(part) for part in parts if part))
@@ -203,12 +211,15 @@ def _about(known: Mapping[str, Codec]) -> list[str]:
 def _summary(
     ranked: list[timing.RankedConfig],
     choice: timing.RankedConfig,
-    compute: timing.Compute,
+    own: Callable[[timing.RankedConfig], timing.Compute],
     args: argparse.Namespace,
 ) -> list[str]:
-    """Describes what gains are relative to, and what pipelining alone can gain."""
+    """Describes what gains are relative to, and what pipelining alone can gain.
+
+    `own` returns the compute times of a step of a way.
+    """
     halves = args.shard_optimizer and not args.one_core
-    most = timing.ceilings(compute, choice.exchange, shard_optimizer=halves)
+    most = timing.ceilings(own(choice), choice.exchange, shard_optimizer=halves)
     plain = exact(ranked)
     piped = (each for each in (choice, plain) if each.config.width > 1)
     rows = [number(ranked, each) for each in (d_sync(ranked), plain, choice)]
@@ -221,9 +232,9 @@ def _summary(
         f" {most['synchronous']:.2f} times as fast as a synchronous step, and"
         f" {most['overlapped']:.2f} times as fast as one that overlaps its exchange"
         " with the backward pass.",
-        *(_hidden(each, compute, args) for each in dict.fromkeys(piped)),
+        *(_hidden(each, own(each), args) for each in dict.fromkeys(piped)),
         *_rounds(choice, plain),
-        *_least_delay(rows[2], choice, compute, args),
+        *_least_delay(rows[2], choice, own(choice), args),
     ]
 
 
@@ -276,6 +287,8 @@ def _hidden(
     sizes = f"from {max(times, 0.01):.2f} times this batch size on"
     if not times:
         sizes = "with any batch size"
+    elif math.isinf(times):
+        sizes = "with no batch size, because the passes take no time"
     elif args.batch is not None:
         whose = "host" if args.sharded or args.local_steps else "device"
         sizes += f", {math.ceil(args.batch * times):,} examples a {whose}"

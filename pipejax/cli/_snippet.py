@@ -46,9 +46,12 @@ def snippet(
     return "\n".join(lines)
 
 
-def about_predictions(config: timing.TrainConfig, cluster: timing.Cluster) -> list[str]:
+def about_predictions(
+    config: timing.TrainConfig, cluster: timing.Cluster, *, one_core: bool = False
+) -> list[str]:
     """Says what predictions may cost, if several hosts or devices predict."""
-    group = cluster.devices if config.predicts_by_host(cluster) else 1
+    by_host = config.predicts_by_host(cluster, one_core=one_core)
+    group = cluster.devices if by_host else 1
     replicas = cluster.hosts * cluster.devices // group
     if config.width == 1 or replicas == 1:
         return []

@@ -5,7 +5,6 @@ sent is known to all devices from the step before.
 """
 
 import dataclasses
-import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,15 @@ from jax import lax
 from pipejax._internal.bits import to_words
 from pipejax._internal.ravel import ravel
 
-from ._power_sgd import PowerSGD, orthonormal, power_sgd, product, restarted
+from ._power_sgd import (
+    PowerSGD,
+    Sides,
+    orthonormal,
+    power_sgd,
+    product,
+    restarted,
+    total,
+)
 
 
 class AlternatingState(NamedTuple):
@@ -33,7 +40,7 @@ class AlternatingPowerSGD(PowerSGD):
     def init(self, n: int, seed: jax.Array) -> AlternatingState:
         q = super().init(n, seed)
         key = jax.random.fold_in(jax.random.fold_in(self.key, seed), 1)
-        p = jax.random.normal(key, (self.rank * sum(self._rows()),), jnp.float32)
+        p = jax.random.normal(key, (self.rank * total(self._rows()),), jnp.float32)
         return AlternatingState(jnp.zeros(1, jnp.uint32), p, q)
 
     def size(self, n: int) -> int:
@@ -42,7 +49,7 @@ class AlternatingPowerSGD(PowerSGD):
     def round_sizes(self, n: int) -> tuple[int, ...]:
         # Programs have vectors of fixed lengths.
         p, q_and_rest = super().round_sizes(n)
-        q = self.rank * sum(self._columns())
+        q = self.rank * total(self._columns())
         return (max(p, q) + q_and_rest - q,)
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
@@ -58,15 +65,13 @@ class AlternatingPowerSGD(PowerSGD):
     ) -> jax.Array:
         """Returns `M Q` or `M^T P`, padded to the longer of both, and other leaves."""
         del sums
-        coded = [x for x in leaves if self._is_coded(x.shape)]
-        matrices = [x.reshape(-1, x.shape[-1]) for x in coded]
-        rest = [x for x in leaves if not self._is_coded(x.shape)]
+        matrices, rest = self._parted(leaves)
         dtype = leaves[0].dtype if leaves else state.p.dtype
 
         def factor(turn: int) -> jax.Array:
             kept = self._kept(state, turn, dtype)
             pairs = zip(matrices, kept, strict=True)
-            found = [product(k.T, m).T if turn else product(m, k) for m, k in pairs]
+            found = [product(k.mT, m).mT if turn else product(m, k) for m, k in pairs]
             vector = ravel(found) if found else jnp.zeros(0, dtype)
             return jnp.pad(vector, (0, self._side() - vector.size))
 
@@ -83,18 +88,18 @@ class AlternatingPowerSGD(PowerSGD):
         """Returns the matrices with the ones that were sent in place of the old."""
         del leaves, own
         found = []
-        for turn, (old, sides) in enumerate(self._matrices(state)):
+        for turn, (old, sides) in enumerate(self._factors_of(state)):
             pairs = zip(self._cut(sums[0], sides), self._cut(old, sides), strict=True)
             new = ravel([restarted(n.astype(o.dtype), o) for n, o in pairs])
             found.append(jnp.where(state.turn == turn, new, old) if sides else old)
         return AlternatingState(1 - state.turn, *found)
 
-    def _matrices(self, state: AlternatingState) -> list[tuple[jax.Array, list[int]]]:
+    def _factors_of(self, state: AlternatingState) -> list[tuple[jax.Array, Sides]]:
         return [(state.p, self._rows()), (state.q, self._columns())]
 
     def _kept(self, state: Any, turn: int, dtype: Any) -> list[jax.Array]:
         """Returns what is not sent in this turn, `Q` or `P`, made orthonormal."""
-        kept, sides = self._matrices(state)[1 - turn]
+        kept, sides = self._factors_of(state)[1 - turn]
         return orthonormal(self._cut(kept.astype(dtype), sides))
 
     def _factors(
@@ -102,7 +107,7 @@ class AlternatingPowerSGD(PowerSGD):
     ) -> tuple[list[jax.Array], jax.Array]:
         """Returns every `P`, and `Q` with the other leaves as one vector."""
         factors = []
-        for turn, (_, sides) in enumerate(self._matrices(state)):
+        for turn, (_, sides) in enumerate(self._factors_of(state)):
             pairs = zip(
                 self._cut(total, sides),
                 self._kept(state, 1 - turn, total.dtype),
@@ -115,10 +120,12 @@ class AlternatingPowerSGD(PowerSGD):
 
     def _side(self) -> int:
         """Returns the number of elements that are sent for all matrices together."""
-        return self.rank * max(sum(self._rows()), sum(self._columns()))
+        return self.rank * max(total(self._rows()), total(self._columns()))
 
 
-def acp_sgd(rank: int, key: jax.Array) -> AlternatingPowerSGD:
+def acp_sgd(
+    rank: int, key: jax.Array, *, layers: int | None = None
+) -> AlternatingPowerSGD:
     r"""Returns a codec that sends one of the two matrices of PowerSGD in each step.
 
     Leaves are treated as matrices `M`, as in `power_sgd`. In even steps, the codec
@@ -144,11 +151,12 @@ def acp_sgd(rank: int, key: jax.Array) -> AlternatingPowerSGD:
 
     Args:
       rank: The rank `r`, an integer of at least 1.
-      key: A key from `jax.random.key`, for the random matrices of the first steps.
+      key: A key from `jax.random.key`, for the random matrices of the first steps. It
+        must be the same on all processes.
+      layers: As for `power_sgd`.
 
     Raises:
-      ValueError: If `rank` or `key` breaks its rule. When a vector is encoded, also if
-        the algorithm cuts it into pieces.
+      ValueError: As for `power_sgd`.
 
     Examples:
       The elements that each round sums for a matrix of 64 x 64:
@@ -163,5 +171,5 @@ def acp_sgd(rank: int, key: jax.Array) -> AlternatingPowerSGD:
       Zhang et al., Evaluation and Optimization of Gradient Compression, ICDCS 2023,
       https://arxiv.org/abs/2306.08881
     """
-    checked = power_sgd(rank, key)
-    return AlternatingPowerSGD(operator.index(checked.rank), checked.key)
+    checked = power_sgd(rank, key, layers=layers)
+    return AlternatingPowerSGD(checked.rank, checked.key, layers=layers)

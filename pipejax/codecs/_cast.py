@@ -25,6 +25,10 @@ class Cast(Rounding):
     headroom: float = 1.0
 
     @property
+    def narrow(self) -> bool:
+        return is_narrow(self.dtype)
+
+    @property
     def takes_noise(self) -> bool:
         """Returns `True` for bfloat16, whose bits are the upper half of float32."""
         return self.dtype == "bfloat16"
@@ -36,7 +40,7 @@ class Cast(Rounding):
         devices: int = 1,
     ) -> "Cast":
         del shapes, dtype
-        if not is_narrow(self.dtype):
+        if not self.narrow:
             return self
         # Sums over devices must stay in the range of float16.
         return dataclasses.replace(self, headroom=headroom(devices))

@@ -52,6 +52,15 @@ class Codec(abc.ABC):
         return 1
 
     @property
+    def narrow(self) -> bool:
+        """Returns whether payloads have the range of float16, which ends at 65,504.
+
+        The default is `False`. Gradients are then divided by their weight before they
+        are encoded.
+        """
+        return False
+
+    @property
     def needs_feedback(self) -> bool:
         """Returns whether training may fail without `error_feedback`.
 

@@ -8,6 +8,7 @@ state from before that message, so that no NaN or infinity enters the residual.
 """
 
 import dataclasses
+import numbers
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -200,11 +201,10 @@ def error_feedback(codec: Codec, decay: float = 1.0) -> ErrorFeedback:
             "`codec` must not scale its values up under error feedback, because the"
             f" residual would grow; got {codec}. Use random_k(k, key, scaled=False)."
         )
-    if isinstance(decay, bool) or not (
-        isinstance(decay, int | float) and 0 < decay <= 1
-    ):
+    is_number = isinstance(decay, numbers.Real) and not isinstance(decay, bool)
+    if not (is_number and 0 < decay <= 1):
         raise ValueError(
             f"`decay` must be a number above 0 and at most 1; got {decay!r}. Use 1 to"
             " send everything in the end."
         )
-    return ErrorFeedback(codec, decay)
+    return ErrorFeedback(codec, float(decay))

@@ -8,6 +8,7 @@ singular vectors of the gradient in the course of training.
 
 import collections
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,9 @@ from pipejax._internal.ravel import Shapes, ravel, unravel
 from ._codec import Linear
 from ._rounding import check_key
 
+# The rows or columns of every matrix, each after the length of its stack, if any.
+Sides = list[tuple[int, ...]]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PowerSGD(Linear):
@@ -32,6 +36,7 @@ class PowerSGD(Linear):
 
     The state is a float32 vector of all matrices `Q`, one after another. `shapes` are
     those of the leaves that a vector holds, or `None` as long as they are not known.
+    Leaves that stack layers are stacks of matrices, with a leading axis everywhere.
     """
 
     needs_feedback = True  # all but `rank` directions are dropped
@@ -41,6 +46,7 @@ class PowerSGD(Linear):
     rank: int
     key: jax.Array
     shapes: Shapes | None = None
+    layers: int | None = None
 
     def of(
         self,
@@ -53,7 +59,7 @@ class PowerSGD(Linear):
 
     def init(self, n: int, seed: jax.Array) -> Any:
         self._forms(n)
-        length = self.rank * sum(self._columns())
+        length = self.rank * total(self._columns())
         key = jax.random.fold_in(self.key, seed)
         return jax.random.normal(key, (length,), jnp.float32)
 
@@ -64,12 +70,11 @@ class PowerSGD(Linear):
         # A plan is for up to ten million leaves, of which most have the same shape.
         shapes = collections.Counter(self._shapes())
         self._check_total(n, shapes)
-        matrices = [(*_sides(s), k) for s, k in shapes.items() if self._is_coded(s)]
-        rest = n - sum(rows * columns * k for rows, columns, k in matrices)
-        return (
-            self.rank * sum(rows * k for rows, _, k in matrices),
-            self.rank * sum(columns * k for _, columns, k in matrices) + rest,
-        )
+        coded = [(self._matrices(s), k) for s, k in shapes.items() if self._is_coded(s)]
+        rest = n - sum(math.prod(form) * k for form, k in coded)
+        rows = sum(math.prod((*form[:-2], form[-2])) * k for form, k in coded)
+        columns = sum(math.prod((*form[:-2], form[-1])) * k for form, k in coded)
+        return self.rank * rows, self.rank * columns + rest
 
     def encode(self, x: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Runs both rounds on this device; returns `P`, `Q` and the other leaves."""
@@ -86,7 +91,7 @@ class PowerSGD(Linear):
         """Returns `P Q^T` for every matrix, and the other leaves as they were sent."""
         numbers = from_words(payload, jnp.float32)
         columns = self._cut(numbers, self._rows())
-        split = self.rank * sum(self._rows())
+        split = self.rank * total(self._rows())
         return ravel(self._product(columns, numbers[split:], n))
 
     def leaves(self, x: jax.Array) -> Any:
@@ -96,15 +101,13 @@ class PowerSGD(Linear):
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
     ) -> jax.Array:
         """Returns `M Q` in round 1, and `M^T P` with the other leaves in round 2."""
-        coded = [x for x in leaves if self._is_coded(x.shape)]
-        matrices = [x.reshape(_sides(x.shape)) for x in coded]
+        matrices, rest = self._parted(leaves)
         if not sums:
             pairs = zip(matrices, self._cut(state, self._columns()), strict=True)
             return ravel([product(m, q.astype(m.dtype)) for m, q in pairs])
-        columns = self._orthonormal(sums[0])
+        pairs = zip(matrices, self._orthonormal(sums[0]), strict=True)
         # XLA:CPU is far slower at `m.T @ p` if p has a single column.
-        products = [product(p.T, m).T for m, p in zip(matrices, columns, strict=True)]
-        rest = [x for x in leaves if not self._is_coded(x.shape)]
+        products = [product(p.mT, m).mT for m, p in pairs]
         # All other leaves travel in this round, and need no collective of their own.
         return ravel([*products, *rest])
 
@@ -125,9 +128,9 @@ class PowerSGD(Linear):
     def _product(self, columns: Sequence[jax.Array], last: jax.Array, n: int) -> Any:
         """Returns the leaves that follow from every `P` and the last round's sum."""
         rows = self._cut(last, self._columns())
-        products = iter([product(p, q.T) for p, q in zip(columns, rows, strict=True)])
+        products = iter([product(p, q.mT) for p, q in zip(columns, rows, strict=True)])
         # `last` has every `Q`, followed by all elements that are in no matrix.
-        left = last[self.rank * sum(self._columns()) :]
+        left = last[self.rank * total(self._columns()) :]
         forms = self._forms(n, last.dtype)
         rest = iter(unravel(left, [x for x in forms if not self._is_coded(x.shape)]))
         return tuple(
@@ -138,23 +141,43 @@ class PowerSGD(Linear):
     def _orthonormal(self, first: jax.Array) -> list[jax.Array]:
         return orthonormal(self._cut(first, self._rows()))
 
-    def _cut(self, numbers: jax.Array, sides: list[int]) -> tuple[jax.Array, ...]:
-        """Cuts the beginning of a vector into matrices of `[side, rank]`."""
-        shapes = ((side, self.rank) for side in sides)
+    def _cut(self, numbers: jax.Array, sides: Sides) -> tuple[jax.Array, ...]:
+        """Cuts the beginning of a vector into matrices of `[*side, rank]`."""
+        shapes = ((*side, self.rank) for side in sides)
         return unravel(
             numbers, [jax.ShapeDtypeStruct(each, numbers.dtype) for each in shapes]
         )
 
-    def _rows(self) -> list[int]:
-        return [_sides(shape)[0] for shape in self._shapes() if self._is_coded(shape)]
+    def _parted(self, leaves: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Returns the leaves that are sent as matrices, in this form, and the others.
 
-    def _columns(self) -> list[int]:
-        return [_sides(shape)[1] for shape in self._shapes() if self._is_coded(shape)]
+        This is also their order in what is sent.
+        """
+        coded = [x for x in leaves if self._is_coded(x.shape)]
+        rest = [x for x in leaves if not self._is_coded(x.shape)]
+        return [x.reshape(self._matrices(x.shape)) for x in coded], rest
+
+    def _rows(self) -> Sides:
+        return [(*stack, m) for *stack, m, _ in self._coded()]
+
+    def _columns(self) -> Sides:
+        return [(*stack, n) for *stack, _, n in self._coded()]
+
+    def _coded(self) -> list[tuple[int, ...]]:
+        return [self._matrices(x) for x in self._shapes() if self._is_coded(x)]
 
     def _is_coded(self, shape: tuple[int, ...]) -> bool:
         """Returns whether `P` and `Q` take fewer bytes than the leaf."""
-        m, n = _sides(shape)
-        return len(shape) > 1 and self.rank * (m + n) < m * n
+        *_, m, n = self._matrices(shape)
+        return self.rank * (m + n) < m * n
+
+    def _matrices(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns a leaf's shape as a matrix, or as a stack of one for each layer."""
+        stacked = self.layers is not None and shape[:1] == (self.layers,)
+        stack, sides = (shape[:1], shape[1:]) if stacked else ((), shape)
+        cuts = range(len(sides) - 1, 0, -1)
+        forms = [(math.prod(sides[:i]), math.prod(sides[i:])) for i in cuts]
+        return (*stack, *min(forms, key=sum, default=(math.prod(sides), 1)))
 
     def _forms(
         self, n: int, dtype: DTypeLike = jnp.float32
@@ -175,16 +198,20 @@ class PowerSGD(Linear):
             raise ValueError(
                 "`power_sgd` must know the shapes of the leaves; got none. Choose an"
                 " algorithm that does not cut vectors: pj.collectives.psum, tree or"
-                " parameter_server; or call `codec.of(shapes)`."
+                " parameter_server, and not inside `hierarchical`; or call"
+                " `codec.of(shapes)`."
             )
         return self.shapes
 
 
-def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
+def power_sgd(rank: int, key: jax.Array, *, layers: int | None = None) -> PowerSGD:
     r"""Returns a codec that sends a low-rank approximation of each gradient matrix.
 
-    A leaf of shape `(a, b, ..., n)` is treated as a matrix `M` with `m = a b ...` rows
-    and `n` columns. Each step, with `Q` from the step before,
+    A leaf of more than two axes is treated as a matrix `M`: its first axes together
+    have m elements and are the rows, and its last axes together have n elements and are
+    the columns. It is cut where `m + n` is least, so that a kernel of attention of
+    `(768, 12, 64)` is a matrix of 768 x 768, and one of a convolution of
+    `(3, 3, 64, 128)` one of 576 x 128. Each step, with `Q` from the step before,
 
     1. sums `M Q` over devices and makes the columns orthonormal, which gives `P`
     2. sums `M^T P` over devices, which gives the new `Q`
@@ -203,11 +230,16 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
 
     Args:
       rank: The rank `r`, an integer of at least 1.
-      key: A key from `jax.random.key`, for the random `Q` of the first step.
+      key: A key from `jax.random.key`, for the random `Q` of the first step. It must be
+        the same on all processes.
+      layers: Number of layers of a model that runs them in a loop, with `nnx.scan`,
+        `nn.scan` or `jax.lax.scan`. Each layer of a leaf whose first axis has this
+        length is then a matrix of its own. Without it, all layers share `r` directions.
+        Of an axis that a group shards, give the length that a device holds.
 
     Raises:
-      ValueError: If `rank` or `key` breaks its rule. When a vector is encoded, also if
-        the algorithm cuts it into pieces.
+      ValueError: If `rank`, `key` or `layers` breaks its rule. When a vector is
+        encoded, also if the algorithm cuts it into pieces.
 
     Examples:
       A 4 x 6 matrix of rank 1 is sent in 40 bytes, in place of 96, without loss:
@@ -227,7 +259,12 @@ def power_sgd(rank: int, key: jax.Array) -> PowerSGD:
             " 4 are usual."
         )
     check_key(key)
-    return PowerSGD(operator.index(rank), key)
+    if layers is not None and not is_integer(layers, 1):
+        raise ValueError(
+            "`layers` must be the length of the first axis of stacked layers, an"
+            f" integer of at least 1, or None without any; got {layers!r}."
+        )
+    return PowerSGD(operator.index(rank), key, layers=layers)
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -240,7 +277,7 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def orthonormal(matrices: Sequence[jax.Array]) -> list[jax.Array]:
-    """Makes the columns of matrices `[m, r]` orthonormal by the Gram-Schmidt process.
+    """Makes the columns of matrices `[..., m, r]` orthonormal, by Gram and Schmidt.
 
     A column that depends on those before it becomes zero. NaN stays NaN. Matrices of
     the same shape are one array for the device, which has fewer operations then.
@@ -250,11 +287,12 @@ def orthonormal(matrices: Sequence[jax.Array]) -> list[jax.Array]:
         by_shape.setdefault(matrix.shape, []).append(i)
     found: dict[int, jax.Array] = {}
     for places in by_shape.values():
-        stacked = jax.vmap(_gram_schmidt)(jnp.stack([matrices[i] for i in places]))
+        stacked = _gram_schmidt(jnp.stack([matrices[i] for i in places]))
         found.update(zip(places, stacked, strict=True))
     return [found[i] for i in range(len(matrices))]
 
 
+@functools.partial(jnp.vectorize, signature="(m,r)->(m,r)")
 def _gram_schmidt(columns: jax.Array) -> jax.Array:
     def one(i: jax.Array, found: jax.Array) -> jax.Array:
         # Columns that have had their turn are orthonormal.
@@ -282,15 +320,14 @@ def _gram_schmidt(columns: jax.Array) -> jax.Array:
 
 def restarted(new: jax.Array, old: jax.Array) -> jax.Array:
     """Scales the columns of `new` to a largest magnitude of 1."""
-    largest = jnp.max(jnp.abs(new), axis=0, keepdims=True)
+    largest = jnp.max(jnp.abs(new), axis=-2, keepdims=True)
     # A zero or NaN column would remain in all later steps, since `M Q` has it too.
-    good = jnp.isfinite(new).all(axis=0, keepdims=True) & (largest > 0)
+    good = jnp.isfinite(new).all(axis=-2, keepdims=True) & (largest > 0)
     # Only the directions of the columns count, because `P` is made orthonormal.
     # Unscaled, `Q` has the magnitude of M, and `M Q` that of its square, which may
     # overflow.
     return jnp.where(good, new / jnp.where(good, largest, 1.0), old)
 
 
-def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the numbers of rows and columns of a leaf that is taken as a matrix."""
-    return math.prod(shape[:-1]), shape[-1] if shape else 1
+def total(sides: Sides) -> int:
+    return sum(map(math.prod, sides))

@@ -1,11 +1,13 @@
 """Linear quantization between the minimum and the maximum of a whole vector."""
 
 import dataclasses
+import operator
 
 import jax
 import jax.numpy as jnp
 
 from pipejax._internal.bits import from_words, pack, poison, to_words, unpack
+from pipejax._internal.integers import is_integer
 
 from ._rounding import Rounding, to_integer
 
@@ -84,9 +86,9 @@ def quantize(bits: int = 8) -> Quantize:
     References:
       Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
     """
-    if isinstance(bits, bool) or bits not in (1, 2, 4, 8):
+    if not is_integer(bits, 1) or bits not in (1, 2, 4, 8):
         raise ValueError(
             f"`bits` must be 8, 4, 2 or 1; got {bits!r}. For 16 bits, use"
             " pj.codecs.bf16() or truncate()."
         )
-    return Quantize(bits)
+    return Quantize(operator.index(bits))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 import operator
 from typing import Any, NamedTuple
 
@@ -131,6 +132,8 @@ class RandomK(Linear):
 
     def _parts(self, n: int) -> int:
         """Returns the number of parts that hold an element."""
+        if not n:
+            return 0
         strata = -(-n // count(self.k, n))
         return -(-n // strata)
 
@@ -141,7 +144,7 @@ class RandomK(Linear):
         del sums
         x: jax.Array = leaves
         k = self._parts(x.size)
-        strata = -(-x.size // k)
+        strata = max(1, -(-x.size // max(1, k)))
         # Each row is one of the strata. The last ones may hold zeros of the padding,
         # which are drawn in place of elements.
         rows = jnp.pad(x, (0, k * strata - x.size)).reshape(k, strata)
@@ -163,7 +166,7 @@ class RandomK(Linear):
     def _placed(self, seed: jax.Array, values: jax.Array, n: int) -> jax.Array:
         """Returns a vector `[n]` with `values` at the places that `seed` draws."""
         k = values.size
-        strata = -(-n // k)
+        strata = max(1, -(-n // max(1, k)))
         zeros = jnp.zeros((k, strata), values.dtype)
         each = jnp.arange(k, dtype=jnp.int32)
         rows = zeros.at[each, _drawn(seed, k, strata)].set(values)
@@ -255,7 +258,7 @@ def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
         integer of at least 1, or a fraction of its elements, a float between 0 and 1,
         which is rounded to at least 1 element. An algorithm that cuts the gradients
         into p pieces sends k elements of each.
-      key: A key from `jax.random.key`.
+      key: A key from `jax.random.key`, the same on all processes.
       scaled: Whether to send `m x` for an element `x`, which makes the expectation of
         the decoded element equal to `x`. Use `scaled=False` with `error_feedback`,
         whose residual would otherwise grow.
@@ -308,14 +311,14 @@ def _check_indices(length: int) -> None:
 
 
 def check_k(k: int | float) -> int | float:
-    if isinstance(k, float) and 0 < k < 1:
-        return k
-    if isinstance(k, float) or not is_integer(k, 1):
+    if is_integer(k, 1):
+        return operator.index(k)  # type: ignore[arg-type]
+    if not (isinstance(k, numbers.Real) and 0 < k < 1):
         raise ValueError(
             "`k` must be an integer of at least 1, or a fraction between 0 and 1 such"
             f" as 0.01; got {k!r}."
         )
-    return operator.index(k)
+    return float(k)
 
 
 def _drawn(seed: jax.Array, k: int, strata: int) -> jax.Array:

@@ -2,10 +2,13 @@
 
 import abc
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 from jax.sharding import Mesh
 
 from pipejax._internal.mesh import AxisName, axes
+from pipejax.codecs import Codec
 
 from ._layout import Layout
 from ._stages import Stages, States
@@ -28,6 +31,11 @@ class AllReduce(abc.ABC):
         `None` stands for any number. The algorithm then treats all axes as one.
         """
         return None
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """Returns the codecs of the algorithm, and those that they wrap."""
+        return tuple(_codecs_in(self))
 
     @abc.abstractmethod
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
@@ -87,3 +95,11 @@ class AllReduce(abc.ABC):
                 f" {axis_name!r}. Create the mesh with"
                 " pj.data_mesh(axis_name=('host', 'device')), and pass both names here."
             )
+
+
+def _codecs_in(value: Any) -> Iterator[Codec]:
+    if isinstance(value, Codec):
+        yield value
+    if isinstance(value, Codec | AllReduce) and dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _codecs_in(getattr(value, field.name))

@@ -62,7 +62,7 @@ def in_rounds(codec: Codec, all_reduce: AllReduce) -> InRounds:
     `int8()`.
 
     Args:
-      codec: A linear codec: `power_sgd` or `random_k`, with or without
+      codec: A linear codec: `power_sgd`, `acp_sgd` or `random_k`, with or without
         `error_feedback`.
       all_reduce: The algorithm that sums each round.
 
@@ -93,8 +93,9 @@ def in_rounds(codec: Codec, all_reduce: AllReduce) -> InRounds:
     """
     if not check_codec(codec).rounds:
         raise ValueError(
-            "`codec` must be linear, pj.codecs.power_sgd or random_k, whose rounds can"
-            f" be summed; got {codec!r}. Pass any other codec to the algorithm itself."
+            "`codec` must be linear, pj.codecs.power_sgd, acp_sgd or random_k, whose"
+            f" rounds can be summed; got {codec!r}. Pass any other codec to the"
+            " algorithm itself."
         )
     if not isinstance(all_reduce, AllReduce):
         raise ValueError(

@@ -155,9 +155,9 @@ def psum(
     All other codecs need an algorithm that decodes before it sums, such as `two_shot`.
 
     Args:
-      codec: `None` or a linear codec: `power_sgd` or `random_k`, with or without
-        `error_feedback`. Its payloads are summed in float32, or in float64 if any array
-        is float64.
+      codec: `None` or a linear codec: `power_sgd`, `acp_sgd` or `random_k`, with or
+        without `error_feedback`. Its payloads are summed in float32, or in float64 if
+        any array is float64.
       combine_threshold_bytes: Arrays of fewer bytes travel as one vector for each
         dtype, which saves latency and costs a copy. With `None`, `make_train_step`
         chooses the threshold by its mesh: 1 MiB on TPUs and between CPU processes, and
@@ -199,7 +199,8 @@ def psum(
     if not check_codec(codec).rounds:
         raise ValueError(
             "`codec` must be linear under psum, which sums payloads without decoding"
-            f" them: pj.codecs.power_sgd or random_k; got {codec}. Choose another"
-            " algorithm, such as pj.collectives.two_shot(codec)."
+            " them: pj.codecs.power_sgd, acp_sgd or random_k; got"
+            f" {codec}. Choose another algorithm, such as"
+            " pj.collectives.two_shot(codec)."
         )
     return Psum(cast(Linear, codec), None)

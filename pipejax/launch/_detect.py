@@ -71,6 +71,11 @@ def own_devices(
     for all accelerators, or an unknown number of processes.
     """
     shown = next((environ[name] for name in _VISIBLE if environ.get(name)), None)
+    each = re.search(r"(\d+)$", environ.get(_BOUND[0], ""))
+    if here != 1 and shown and each and shown.count(",") >= int(each[1]):
+        # With --gpu-bind=none, Slurm shows each task the GPUs of all of them.
+        count = int(each[1])
+        return tuple(range(local * count, (local + 1) * count))
     bound = any(name in environ for name in _BOUND)
     bound = bound or "gpu" in environ.get("SLURM_TRES_PER_TASK", "")
     if here == 1 or bound or (shown is not None and "," not in shown):

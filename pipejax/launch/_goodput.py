@@ -1,7 +1,8 @@
 """Says how much of a job's time ended up in its parameters, and where the rest went.
 
-*Goodput* is the number of different steps, times the median time of a step, divided by
-the time of the whole job. The rest of the time has these parts:
+*Goodput* is the time of all different steps, each stretch of them up to as long as the
+median step would take for it, divided by the time of the whole job. The rest of the
+time has these parts:
 
 - first start: all before the first step, and what this step took above the median,
 - again: steps that were done a second time, because no checkpoint or snapshot had them,

@@ -15,6 +15,8 @@ import contextlib
 import socket
 from collections.abc import Mapping
 
+from pipejax._internal.forks import closed_in_children
+
 # Seconds without traffic until a probe, and between probes; probes until one gives up.
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 10}
 
@@ -30,6 +32,7 @@ def keep(connections: Mapping[int, socket.socket]) -> None:
     """Keeps connections to other processes open, by rank, as long as this one lives."""
     for connection in connections.values():
         connection.setblocking(False)
+        closed_in_children(connection)
         # Some systems refuse options where the other end is closed already.
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

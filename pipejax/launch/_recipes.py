@@ -38,16 +38,28 @@ def slurm(recipe: Recipe) -> str:
         "#!/bin/bash",
         f"#SBATCH --nodes={recipe.hosts}",
         f"#SBATCH --ntasks-per-node={recipe.processes}",
-        *([f"#SBATCH --gpus-per-task={recipe.gpus}"] if recipe.gpus else []),
+        *_resources(recipe),
         "# Sends SIGTERM before the time is up:",
         f"#SBATCH --signal=TERM@{recipe.grace:.0f}",
         "#SBATCH --requeue",
         "",
         "# Other programs that connect to process 0 do not know this secret:",
         f"export {proofs.VARIABLE}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')",
+        *(["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"] if recipe.gpus else []),
         f"srun {recipe.watched}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _resources(recipe: Recipe) -> list[str]:
+    """Returns the GPUs of a job, and cores beside the one that Slurm gives."""
+    if not recipe.gpus:
+        return []
+    # A GPU that a process does not see cannot send to its GPU over NVLink.
+    gpus = [f"#SBATCH --gpus-per-node={recipe.gpus * recipe.processes}"]
+    if recipe.gpus > 1 and recipe.processes > 1:
+        gpus = [f"#SBATCH --gpus-per-task={recipe.gpus}", "#SBATCH --gpu-bind=none"]
+    return [*gpus, f"#SBATCH --cpus-per-task={4 * recipe.gpus}"]
 
 
 def mpi(recipe: Recipe) -> str:

@@ -24,10 +24,14 @@ _BUSY = {
 _CHECKPOINT = _PIPEJAX / "checkpoint"
 # Files in which pipejax itself reads or writes, and waits for no step of another.
 _READS = {
+    *(
+        _CHECKPOINT / f"{name}.py"
+        for name in ("_choose", "_deleted", "_lock", "_manager", "_meta")
+    ),
     _CHECKPOINT / "_shared_folder.py",
     *(
         _CHECKPOINT / "_snapshots" / f"{name}.py"
-        for name in ("_blocks", "_file", "_peers")
+        for name in ("_blocks", "_file", "_folder", "_peers")
     ),
 }
 _LIBRARY = pathlib.Path(sysconfig.get_path("stdlib"))
@@ -81,7 +85,7 @@ def of(stack: Sequence[traceback.FrameSummary]) -> Where:
     """Returns what a thread is doing, given its frames, outermost first."""
     files = [pathlib.Path(each.filename) for each in stack]
     busy = next((_BUSY[file] for file in reversed(files) if file in _BUSY), "")
-    if not busy and any(map(_of_checkpoint, files)):
+    if not busy and _uses_files(files):
         busy = "a checkpoint"
     # A wait for a thread of JAX or pipejax ends in frames of Python's own library.
     called = [file for file in files if not _of_python(file)]
@@ -105,8 +109,15 @@ def failed_save() -> BaseException | None:
     return None
 
 
-def _of_checkpoint(file: pathlib.Path) -> bool:
-    return file in _READS or {"orbax", "checkpoint"} <= {*file.parts}
+def _uses_files(files: Sequence[pathlib.Path]) -> bool:
+    """Returns whether a thread reads or writes files of a checkpoint or a snapshot.
+
+    Functions that do so are also called by others that wait for all processes, and the
+    other way around, so the innermost frame counts.
+    """
+    own = [file for file in files if _CHECKPOINT in file.parents]
+    by_orbax = any({"orbax", "checkpoint"} <= {*file.parts} for file in files)
+    return by_orbax or (bool(own) and own[-1] in _READS)
 
 
 def _of_python(file: pathlib.Path) -> bool:

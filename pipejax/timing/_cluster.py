@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from ._checks import check_count, check_seconds, check_speed, number, store
 
-"""The largest number of hosts, and of devices of a host."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Link:
@@ -139,6 +137,20 @@ class Cluster:
                 f" are {self.devices}; got None. Give pj.timing.Link(latency,"
                 " bandwidth)."
             )
+
+    def shard(self, elements: int) -> int:
+        """Returns the elements of one device if those of a host divide a vector.
+
+        Args:
+          elements: The number of elements of the vector.
+
+        Examples:
+          >>> import pipejax as pj
+          >>> link, inner = pj.timing.Link(50e-6, 125e6), pj.timing.Link(1e-6, 1e11)
+          >>> pj.timing.Cluster(2, link, devices=8, inner=inner).shard(10)
+          2
+        """
+        return -(-elements // self.devices)
 
     def codec(self, name: str | None) -> CodecSpeed:
         """Returns the speed of a codec of this cluster.

@@ -114,8 +114,7 @@ def mean_inside_hosts(cluster: Cluster, n: int) -> float:
     """Returns the seconds in which the devices of each host average their gradients.
 
     Every step has this mean if devices predict by the mean gradient of their host
-    (`TrainConfig.predicts_by_host`), or if hosts take local steps
-    (`Compute.averaging`).
+    (`TrainConfig.predicts_by_host`), or if hosts take local steps.
 
     Args:
       cluster: The cluster. With one device on each host, there is nothing to average.
@@ -264,6 +263,5 @@ def hierarchical(
       https://proceedings.mlsys.org/paper_files/paper/2019/hash/0c8abcf158ed12d0dd94480681186fda-Abstract.html
     """
     inside = counted(inner, cluster.devices, n, None)
-    piece = -(-n // cluster.devices)
-    between = counted(outer, cluster.hosts, piece, codec)
+    between = counted(outer, cluster.hosts, cluster.shard(n), codec)
     return ExchangeCounts(through_one_link(between, cluster.devices), inside)

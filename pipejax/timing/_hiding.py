@@ -1,5 +1,6 @@
 """Calculates what pipelining gains at most, and what it takes to hide an exchange."""
 
+import dataclasses
 import math
 
 from pipejax._internal.integers import is_integer
@@ -55,9 +56,10 @@ def ceilings(
         )
     if shard_optimizer:
         best = sharded_step_time(compute, exchange)
+    waits = dataclasses.replace(compute, inside=0.0)  # without predictions
     return {
-        "synchronous": synchronous_step_time(compute, exchange) / best,
-        "overlapped": overlapped_step_time(compute, exchange) / best,
+        "synchronous": synchronous_step_time(waits, exchange) / best,
+        "overlapped": overlapped_step_time(waits, exchange) / best,
     }
 
 
@@ -115,12 +117,13 @@ def batch_to_hide(
     update and the exchange take as long as before. At width K with weight prediction,
     the smallest m that hides the exchange solves
 
-    $$m (f + b) + K u + d = x$$
+    $$m (f + b) + i + K u + d = x$$
 
-    with f, b and u the seconds of forward pass, backward pass and update, x the
-    exchange time, and d the seconds that codec and additions take on the core that
-    computes the model (0 without `one_core`). A smaller batch can grow at no cost in
-    time. With a larger batch the link idles. With a sharded optimizer, each half of the
+    with f, b and u the seconds of forward pass, backward pass and update, i those of
+    the mean inside the host (`Compute.inside`), x the exchange time, and d the seconds
+    that codec and additions take on the core that computes the model (0 without
+    `one_core`). A smaller batch can grow at no cost in time. With a larger batch the
+    link idles. With a sharded optimizer, each half of the
     exchange hides behind one of the passes (`sharded_step_time`):
 
     $$2 m \min(f, b) = x$$
@@ -157,7 +160,8 @@ def batch_to_hide(
         )
     # One update of the step itself, and K - 1 updates of the prediction.
     updates = (width if weight_prediction else 1) * compute.update
-    left = exchange.total - updates - (exchange.computed if one_core else 0.0)
+    also = compute.inside + (exchange.computed if one_core else 0.0)
+    left = exchange.total - updates - also
     passes = compute.forward + compute.backward
     if shard_optimizer and not one_core:
         left, passes = exchange.total, 2 * min(compute.forward, compute.backward)

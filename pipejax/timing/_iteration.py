@@ -22,6 +22,7 @@ class Compute:
       forward: Seconds of the forward pass, including the loss.
       backward: Seconds of the backward pass.
       update: Seconds to update the parameters and the optimizer state.
+      inside: Seconds to average gradients inside the host, after the backward pass.
 
     Raises:
       ValueError: If a time is negative or not finite.
@@ -30,6 +31,7 @@ class Compute:
     forward: float
     backward: float
     update: float = 0.0
+    inside: float = 0.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -52,22 +54,26 @@ class Compute:
         """Returns the times of one of some devices that share the update equally."""
         return dataclasses.replace(self, update=self.update / devices)
 
-    def averaging(self, seconds: float, *, one_core: bool = False) -> "Compute":
+    def averaging(self, seconds: float) -> "Compute":
         """Returns the times of a step that also averages gradients inside its host.
 
-        XLA does so during the backward pass, but with `one_core` after it.
+        Nothing is counted as hidden: the gradients of layers in a loop are known only
+        when it ends.
 
         Args:
           seconds: Seconds of the mean, as `mean_inside_hosts` returns them.
-          one_core: Whether a core runs the model and also adds gradients, as on a CPU.
         """
-        beside = self.backward + seconds if one_core else max(self.backward, seconds)
-        return dataclasses.replace(self, backward=beside)
+        return dataclasses.replace(self, inside=seconds)
+
+    @property
+    def after(self) -> float:
+        """The seconds that the device computes after the backward pass."""
+        return self.inside + self.update
 
     @property
     def total(self) -> float:
         """The seconds that the device computes in one step."""
-        return self.forward + self.backward + self.update
+        return self.forward + self.backward + self.after
 
 
 def synchronous_step_time(
@@ -117,7 +123,7 @@ def synchronous_step_time(
     busy = compute.backward / buckets + buckets * exchange.total
     # The link keeps up with the backward pass, so the last bucket starts at its end.
     last = compute.backward + exchange.total
-    return compute.forward + max(busy, last) + compute.update
+    return compute.forward + max(busy, last) + compute.after
 
 
 def check_buckets(buckets: int) -> None:
@@ -148,7 +154,7 @@ def overlapped_step_time(compute: Compute, exchange: Duration) -> float:
       Li et al., PyTorch Distributed, 2020, https://arxiv.org/abs/2006.15704
     """
     beside = max(compute.backward, exchange.total)
-    return compute.forward + beside + compute.update
+    return compute.forward + beside + compute.after
 
 
 def pipelined_step_time(
@@ -213,9 +219,10 @@ def sharded_step_time(compute: Compute, exchange: Duration) -> float:
     and u the seconds of forward pass, backward pass and update, and x the exchange
     time,
 
-    $$t = \max(f, x / 2) + \max(b, x / 2) + u$$
+    $$t = \max(f, x / 2) + \max(b, x / 2) + 2 u$$
 
-    This is the step of the fused executor. With the host executor, a step takes
+    The second u is the update of the prediction. This is the step of the fused
+    executor. With the host executor, a step takes
     `pipelined_step_time`.
 
     Args:
@@ -226,4 +233,5 @@ def sharded_step_time(compute: Compute, exchange: Duration) -> float:
       Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054
     """
     half = exchange.total / 2
-    return max(compute.forward, half) + max(compute.backward, half) + compute.update
+    passes = max(compute.forward, half) + max(compute.backward, half)
+    return passes + compute.after + compute.update

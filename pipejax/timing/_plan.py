@@ -117,8 +117,8 @@ def plan(
     found = []
     for config in configs:
         exchange = config.exchange(cluster, elements, known[config.codec])
-        means = config.means(cluster, elements)
-        step = config.step(compute, exchange, one_core=one_core, means=means)
+        own = config.own(compute, cluster, elements, one_core=one_core)
+        step = config.step(own, exchange, one_core=one_core)
         if not math.isfinite(step):
             raise ValueError(
                 "`cluster` must have times, speeds and shares with which every step"
@@ -135,6 +135,7 @@ def plan(
                 beside,
                 dropped[config.codec],
                 config.encodings(cluster, elements, known[config.codec]),
+                inside=own.inside,
             )
         )
     return ranked(found)
@@ -199,10 +200,8 @@ def scaling(
     for count in hosts:
         many = dataclasses.replace(cluster, hosts=count)
         exchange = config.exchange(many, elements, known[config.codec])
-        p = many.hosts * many.devices
-        own = compute.sharded(p) if config.shard_optimizer else compute
-        means = config.means(many, elements)
-        step = config.step(own, exchange, one_core=one_core, means=means)
+        own = config.own(compute, many, elements, one_core=one_core)
+        step = config.step(own, exchange, one_core=one_core)
         curve[count] = compute.total / step
     return curve
 
@@ -240,7 +239,13 @@ def _known(
 
 
 def ranked(choices: Sequence[RankedConfig]) -> list[RankedConfig]:
-    """Sorts by step time, and by simplicity where step times count as equal."""
+    """Sorts by step time, and by simplicity where step times count as equal.
+
+    The mean inside hosts does not count: it makes predictions better.
+    """
+
+    def seconds(choice: RankedConfig) -> float:
+        return choice.step - choice.inside
 
     def simplicity(choice: RankedConfig) -> tuple[float, ...]:
         config, total = choice.config, choice.exchange.total
@@ -252,10 +257,10 @@ def ranked(choices: Sequence[RankedConfig]) -> list[RankedConfig]:
 
     # Each group reaches from its fastest way to ways that are 1 % slower. A chain of
     # nearly equal ways is therefore cut, and never spans more than that.
-    left, found = sorted(choices, key=lambda c: c.step), []
+    left, found = sorted(choices, key=seconds), []
     while left:
-        end = left[0].step * (1 + SAME)
-        same = [choice for choice in left if choice.step <= end]
+        end = seconds(left[0]) * (1 + SAME)
+        same = [choice for choice in left if seconds(choice) <= end]
         found += sorted(same, key=simplicity)
         left = left[len(same) :]
     return found

@@ -30,7 +30,7 @@ def sharded(cluster: Cluster) -> Cluster:
 
     Each device of this cluster has a link of its own, with an equal share of its host's
     bandwidth. With `plan`, `scaling` or `simulate`, use it together with the elements
-    of a shard, `elements / cluster.devices`, and with the compute of a whole group.
+    of a shard, `cluster.shard(elements)`, and with the compute of a whole group.
 
     Args:
       cluster: Hosts with several devices each, which share the link of their host.

@@ -52,7 +52,7 @@ def shard_optimizer(
       >>> ranked = pj.timing.plan(cluster, 4_000_000, compute)
       >>> found = pj.timing.shard_optimizer(ranked, compute, 4)
       >>> f"{found[0].config}: {found[0].step:.2f} s"
-      'width 2, halving_doubling, uncompressed: 0.62 s'
+      'width 2, halving_doubling, uncompressed: 0.64 s'
 
     References:
       Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054

@@ -101,37 +101,46 @@ class TrainConfig(NamedTuple):
         p = cluster.hosts if self.levels else cluster.hosts * cluster.devices
         return encodings(self.algorithm, p, elements, codec)
 
-    def predicts_by_host(self, cluster: Cluster) -> bool:
+    def predicts_by_host(self, cluster: Cluster, *, one_core: bool = False) -> bool:
         """Returns whether the devices of a host predict by their mean gradient.
 
         They do in two levels, and with `psum` over two axes, if there are several hosts
-        of several devices.
+        of several devices. The processes of a host that are CPUs do not.
 
         Args:
           cluster: The cluster, for its number of hosts and devices.
+          one_core: Whether a device is a process on a CPU.
         """
-        if self.width == 1 or 1 in (cluster.hosts, cluster.devices):
+        if self.width == 1 or one_core or 1 in (cluster.hosts, cluster.devices):
             return False
         return self.levels or (self.algorithm == "psum" and not self.shard_optimizer)
 
-    def means(self, cluster: Cluster, elements: int) -> float:
-        """Returns the seconds of the mean inside hosts that predictions need.
-
-        Args:
-          cluster: The cluster with its speeds.
-          elements: The number of float32 elements of the whole gradient.
-        """
-        if not self.predicts_by_host(cluster):
-            return 0.0
-        return mean_inside_hosts(cluster, elements)
-
-    def step(
+    def own(
         self,
         compute: Compute,
-        exchange: Duration,
+        cluster: Cluster,
+        elements: int,
         *,
-        one_core: bool,
-        means: float = 0.0,
+        one_core: bool = False,
+    ) -> Compute:
+        """Returns the compute times of a step of this way.
+
+        A sharded optimizer divides the update, and predictions by host need a mean.
+
+        Args:
+          compute: The compute times of a step on one device.
+          cluster: The cluster with its speeds.
+          elements: The number of float32 elements of the whole gradient.
+          one_core: As for `predicts_by_host`.
+        """
+        if self.shard_optimizer:
+            compute = compute.sharded(cluster.hosts * cluster.devices)
+        if self.predicts_by_host(cluster, one_core=one_core):
+            compute = compute.averaging(mean_inside_hosts(cluster, elements))
+        return compute
+
+    def step(
+        self, compute: Compute, exchange: Duration, *, one_core: bool = False
     ) -> float:
         """Returns the seconds of a step.
 
@@ -141,13 +150,10 @@ class TrainConfig(NamedTuple):
         executor runs the step, `pipelined_step_time`.
 
         Args:
-          compute: The compute times of a step. With a sharded optimizer, the update is
-            that of one device.
+          compute: The compute times of a step, as `own` returns them.
           exchange: The exchange of one bucket, as `exchange` returns it.
           one_core: Whether codec and additions run on the core that computes the model.
-          means: The seconds of the mean inside hosts, as `means` returns them.
         """
-        compute = compute.averaging(means, one_core=one_core)
         if self.sync_every:
             rounds = self.sync_every, self.overlap_steps
             return local_step_time(compute, exchange, *rounds, one_core=one_core)
@@ -191,6 +197,8 @@ class RankedConfig(NamedTuple):
       slack: The share of the compute that is left when the exchange is over; below 0 if
         it is exposed. `None` takes `1 - exchange / step`. With a sharded optimizer, it
         is the slack of the shorter pass and of half of the exchange.
+      inside: Seconds of the step in which devices average their gradients inside hosts,
+        to predict by them.
     """
 
     config: TrainConfig
@@ -202,6 +210,7 @@ class RankedConfig(NamedTuple):
     dropped: float = 0.0
     encodings: int = 0
     slack: float | None = None
+    inside: float = 0.0
 
     @property
     def ratio(self) -> float:

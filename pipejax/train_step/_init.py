@@ -1,7 +1,8 @@
 """Makes the state before the first step, or its shapes and shardings."""
 
 import dataclasses
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,6 +45,9 @@ from pipejax._internal.types import Keys, ModelState
 
 from ._replicate import check_same, check_same_in_groups, placed
 
+_MUCH = 0.1  # a share of the parameters
+_log = logging.getLogger(__name__)
+
 
 class Arguments(NamedTuple):
     """The arrays that `train.init` is given, which its arguments of these names hold.
@@ -77,12 +81,15 @@ class Plan(NamedTuple):
     message: Message
 
 
-def initial(config: StepConfig, arguments: Arguments, plan: Plan) -> PipelineState:
+def initial(
+    phases: Sequence[StepConfig], arguments: Arguments, plan: Plan
+) -> PipelineState:
     """Lays out the state, with nothing in flight and without codec states.
 
-    On several processes, placing the arrays is a collective, so no other collective may
-    be under way.
+    `phases` are the configurations of all phases of a run. On several processes,
+    placing the arrays is a collective, so no other collective may be under way.
     """
+    config = phases[-1]
     check_attached(config.mesh, arguments.params)
     if inner_axes(config.mesh, config.axis_name) and is_traced():
         raise ValueError(
@@ -92,14 +99,27 @@ def initial(config: StepConfig, arguments: Arguments, plan: Plan) -> PipelineSta
         )
     shardings = jax.tree.map(lambda shape: shape.sharding, plan.shapes)
     delayed = config.step.settings.delayed
-    if delayed is not None and config.mesh.is_multi_process and not is_traced():
-        check_same({"delayed": delays(delayed, arguments.params)}, "make_train_step")
+    if config.mesh.is_multi_process and not is_traced():
+        keys = [key for each in phases for key in _codec_keys(each)]
+        told: dict[str, Any] = {"codec.key": keys} if keys else {}
+        if delayed is not None:
+            told["delayed"] = delays(delayed, arguments.params)
+        if told:
+            check_same(told, "make_train_step")
     arrays = placed(arguments._asdict(), plan.specs._asdict(), config.mesh)
     if plan.shapes.shards:
         check_same_in_groups(arrays, config)
     made = jax.jit(plan.make, out_shardings=shardings)(Arguments(**arrays))
     # On CPUs, `arrays` may share the memory of NumPy arrays, which may be written into.
     return jax.block_until_ready(made)
+
+
+def _codec_keys(config: StepConfig) -> list[jax.Array]:
+    """Returns the keys of codecs that draw numbers, the same on every process."""
+    settings = config.step.settings
+    codecs: list[Any] = [*config.all_reduce.codecs]
+    codecs += [settings.at_once, settings.gather_codec]
+    return [codec.key for codec in codecs if hasattr(codec, "key")]
 
 
 def planned(config: StepConfig, arguments: Arguments, inputs: Inputs | None) -> Plan:
@@ -129,7 +149,7 @@ def _check_optimizer(config: StepConfig, arguments: Arguments) -> None:
     if own is None:
         own = jax.eval_shape(settings.tx.init, arguments.params)
     plain = config.width > 1 and not settings.weight_prediction
-    check_optimizer(own, plain_delay=plain)
+    check_optimizer(own, plain_delay=plain, local_steps=settings.local_steps)
     if arguments.opt_state is not None:
         remedy = (
             "Make the train step with the optimizer that the state is of, or leave it"
@@ -157,8 +177,25 @@ def _argument_shards(config: StepConfig, forms: Arguments, specs: Arguments) -> 
     if config.step.shards_optimizer:
         mesh = config.mesh.shape
         data_axes = data_axes_of(forms.params, specs.params, config.devices, mesh)
+        _log_whole(forms.params, data_axes, config.devices)
         shards = dataclasses.replace(shards, data_axes=data_axes)
     return shards
+
+
+def _log_whole(
+    params: optax.Params, data_axes: Sequence[int | None], devices: int
+) -> None:
+    """Logs a warning if much of the model is not divided among the devices."""
+    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
+    pairs = zip(sizes, data_axes, strict=True)
+    whole = sum(size for size, axis in pairs if axis is None)
+    if devices > 1 and whole > _MUCH * sum(sizes):
+        _log.warning(
+            "%.0f %% of the parameters have no free axis that divides among %d devices:"
+            " every device updates all of them, and no codec encodes their gradients",
+            100 * whole / sum(sizes),
+            devices,
+        )
 
 
 def _maker(

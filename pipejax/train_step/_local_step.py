@@ -21,7 +21,9 @@ from ._feed import check_global, data_sharding, global_batch, plain_batch
 from ._finite import check_model_state
 from ._init import Arguments, Plan, initial, planned
 from ._inputs import inputs_on_mesh
-from ._shared import check_overwritten, compare_once, compare_rows_once
+from ._lead import Lead
+from ._once import Checked, compare_once
+from ._shared import check_overwritten
 from ._transfers import transfers_of_round
 
 _log = logging.getLogger(__name__)
@@ -36,8 +38,8 @@ class LocalTrainStep:
     """
 
     rounds: Rounds  # the executor, with all settings
-    # "shared" once processes have compared what their losses share.
-    _checked: set[Any] = dataclasses.field(default_factory=set)
+    _checked: Checked = dataclasses.field(default_factory=Checked)
+    _lead: Lead = dataclasses.field(default_factory=Lead)
 
     @without_mesh()
     def init(
@@ -74,15 +76,26 @@ class LocalTrainStep:
         arguments = Arguments(params, model_state, rng, opt_state)
         inputs = self._example(batch, shared)
         plan = planned(self._config, arguments, inputs)
-        state = initial(self._config, arguments, plan)
+        state = initial([self._config], arguments, plan)
         check_model_state(self._config, state, inputs)
         args = common_of(state), _sent(plan)
         if self.rounds.config.schedule is not None:
             return self.rounds.init(*args)
-        timed = _timed(batch, inputs)
-        steps = self.rounds.steps_to_hide(self.rounds.init(*args), timed)
-        _log.info("rounds of %d steps, which hide an exchange of all parameters", steps)
-        return self.rounds.init(*args, schedule=RoundSchedule(steps, steps))
+
+        def make(schedule: RoundSchedule) -> LocalState:
+            return self.rounds.init(*args, schedule=schedule)
+
+        schedule = self.rounds.schedule_to_hide(make, _timed(batch, inputs))
+        if schedule.overlap_steps:
+            message = "rounds of %d steps, which hide an exchange of all parameters"
+            _log.info(message, schedule.sync_every)
+        else:
+            _log.warning(
+                "rounds of %d steps, which wait for an exchange of all parameters:"
+                " that of the smallest chunk takes longer than a step",
+                schedule.sync_every,
+            )
+        return make(schedule)
 
     @without_mesh()
     def abstract_state(
@@ -124,7 +137,8 @@ class LocalTrainStep:
     ) -> tuple[LocalState, RoundInfo]:
         """Takes a step of every group with its share of the batch.
 
-        Beside it, a chunk is exchanged, if this step has one.
+        Beside it, a chunk is exchanged, if this step has one. The call waits as that of
+        `TrainStep.step` does.
 
         Args:
           state: State that `init`, `step` or `drain` returned.
@@ -145,9 +159,11 @@ class LocalTrainStep:
         batch = plain_batch(batch)
         check_global(batch, self.mesh)
         inputs = inputs_on_mesh(self._config, batch, shared)
-        compare_once(inputs.shared, self._config, self._checked)
-        compare_rows_once(inputs, self._config, self._checked)
-        return self.rounds.step(state, inputs)
+        compare_once(inputs, self._config, self._checked)
+        self._lead.wait()
+        state, info = self.rounds.step(state, inputs)
+        self._lead.add(info.local_loss)
+        return state, info
 
     @without_mesh()
     def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:

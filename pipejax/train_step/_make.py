@@ -132,15 +132,17 @@ def make_train_step(
         exchange is not hidden. Every step makes an update, and a drain makes K-1 more,
         which a schedule counts. Gradients are taken at the parameters as they are, and
         `weight_prediction` is ignored, so that the result does not depend on the number
-        of devices. Not with `delayed` or `shard_optimizer`, and without effect at width
-        1. `None` delays all of each gradient.
+        of devices, unless `all_reduce` has a codec for the rest. Not with `delayed` or
+        `shard_optimizer`, and without effect at width 1. `None` delays all of each
+        gradient.
       reduce_dtype: dtype in which gradients and changes of model state are sent and
         summed. `None` keeps their own dtypes. Loss, metrics and weight travel as
         float32. float16 is refused if `loss_fn` returns a weight.
       axis_name: Mesh axis of the data, or a tuple of axes: `("host", "device")`.
-        Gradients are averaged over these axes. With two axes, the devices of a host
-        average their gradients as soon as they have computed them, and predict by this
-        mean in place of their own gradients.
+        Gradients are averaged over these axes. With two axes and several hosts, the
+        devices of a host average their gradients as soon as they have computed them,
+        and predict by this mean in place of their own gradients; CPUs of several
+        processes do not.
       donate: Whether a step or a drain may overwrite the state that it is given. That
         state must not be used again. The fused executor overwrites all of the state
         except messages that stay in flight, which the next state shares. The host
@@ -232,6 +234,7 @@ def make_train_step(
     axis_name = check_axis_name(axis_name)
     mesh = check_mesh(mesh, axis_name)
     check_threads(mesh)
+    width = check_width(width)
     sharded = check_flag("shard_optimizer", shard_optimizer)
     rule = check_prediction(weight_prediction)
     codec = check_at_once(at_once, delayed, width, sharded=sharded)
@@ -261,7 +264,7 @@ def make_train_step(
     config = StepConfig(
         step=step,
         mesh=mesh,
-        width=check_width(width),
+        width=width,
         all_reduce=schedule.phases[-1],
         donate=check_flag("donate", donate),
     )
@@ -279,11 +282,13 @@ def _log_noise(config: StepConfig) -> None:
     own = (axis for axis in axes(config.axis_name) if axis != settings.device_axis)
     many = size_along(config.mesh, tuple(own))
     if config.width > 1 and settings.weight_prediction and many > _MANY:
+        remedy = " With at_once=..., they do not predict."
         _log.warning(
             "%s devices or groups predict with their own gradients, which are noisier"
-            " the more of them share a batch. With at_once=..., they do not predict."
-            " See docs/convergence.md, 'How many devices share a batch'",
+            " the more of them share a batch.%s See docs/convergence.md, 'How many"
+            " devices share a batch'",
             many,
+            "" if config.step.shards_optimizer else remedy,
         )
 
 

@@ -1,4 +1,4 @@
-"""Places the inputs that all devices share, and checks that they are equal."""
+"""Places the inputs that all devices share."""
 
 import functools
 from typing import Any
@@ -9,14 +9,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.checks import check_arrays
-from pipejax._core.executors import StepConfig, join
-from pipejax._core.step import Inputs, is_deleted
+from pipejax._core.executors import StepConfig
+from pipejax._core.step import is_deleted
 from pipejax._internal.keys import as_numbers
-from pipejax._internal.mesh import axes, inner_axes, is_attached, processes_of_groups
+from pipejax._internal.mesh import axes, inner_axes, is_attached
 from pipejax._internal.shards import inner_specs, over
 from pipejax._internal.types import Leaf, Tree
-
-from ._replicate import check_same, check_same_in_groups, check_same_inside
 
 
 def shared_on_mesh(shared: Tree, config: StepConfig) -> tuple[Tree, tuple[P, ...]]:
@@ -55,38 +53,6 @@ def check_overwritten(shared: Tree, state: Tree, *, donate: bool) -> None:
                 " `jnp.copy(state.step)`, `train.whole_params(state)`, or"
                 " `jax.tree.map(jnp.copy, tree)`."
             )
-
-
-def compare_once(shared: Tree, config: StepConfig, checked: set[Any]) -> None:
-    """Raises a `ValueError` if an array differs between processes or groups.
-
-    Arrays are compared in the first step that has any, and `checked` then says so.
-    """
-    leaves = jax.tree.leaves(shared)
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-    if not leaves or traced or "shared" in checked:
-        return
-    join()  # Only one thread may launch collectives.
-    named = {"shared": shared}
-    if config.mesh.is_multi_process:
-        check_same(named, "train.step")
-    if inner_axes(config.mesh, config.axis_name):
-        check_same_in_groups(named, config)
-    checked.add("shared")
-
-
-def compare_rows_once(inputs: Inputs, config: StepConfig, checked: set[Any]) -> None:
-    """Raises a `ValueError` if a group of several processes has other rows in each.
-
-    Rows of a batch that are not split inside a group are the same on all its devices,
-    but each process gives its own copy of them. Arrays are compared in the first step.
-    """
-    if "batch" in checked or not inputs.specs.batch:  # a traced batch has none
-        return
-    if any(len(x) > 1 for x in processes_of_groups(config.mesh, config.axis_name)):
-        join()  # Only one thread may launch collectives.
-        check_same_inside(inputs.batch, inputs.specs.batch, config)
-    checked.add("batch")
 
 
 def _on_mesh(mesh: Mesh, data: tuple[str, ...], path: Any, leaf: Leaf) -> Leaf:

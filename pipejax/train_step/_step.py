@@ -63,7 +63,10 @@ from ._feed import (
 from ._finite import check_model_state
 from ._init import Arguments, initial, planned
 from ._inputs import inputs_on_mesh
-from ._shared import check_overwritten, compare_once, compare_rows_once
+from ._lead import Lead
+from ._once import Checked, compare_once
+from ._ranks import log_ranks
+from ._shared import check_overwritten
 from ._transfers import transfers_of
 
 
@@ -90,10 +93,8 @@ class TrainStep:
     earlier: tuple[StepConfig, ...] = ()
     # For each of them the number of calls with which the next one begins.
     boundaries: tuple[int, ...] = ()
-    # What need not be checked again: forms of parameters and optimizer states that fit
-    # the optimizer, "shared" once processes have compared what their losses share, and
-    # "empty" once a warm-up has begun with an empty pipeline.
-    _checked: set[Any] = dataclasses.field(default_factory=set)
+    _checked: Checked = dataclasses.field(default_factory=Checked)
+    _lead: Lead = dataclasses.field(default_factory=Lead)
 
     @without_mesh()
     def init(
@@ -141,7 +142,8 @@ class TrainStep:
         if batch is not None:
             inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
         plan = planned(self.config, arguments, inputs)
-        state = initial(self.config, arguments, plan)
+        log_ranks(self.phases, plan.message)
+        state = initial(self.phases, arguments, plan)
         check_model_state(self.config, state, inputs)
         states = codec_states(self.phases, self.executor.reduction_mesh, state)
         in_flight = state.in_flight._replace(codec_states=states)
@@ -205,6 +207,9 @@ class TrainStep:
     ) -> tuple[PipelineState, StepInfo]:
         """Computes the gradient of this batch, and applies that of K-1 steps ago.
 
+        The call returns before the device has run the step, but waits if it is more
+        than about a second of steps behind.
+
         Args:
           state: State that `init`, `step` or `drain` returned.
           batch: Pytree of arrays whose leading axis is the global batch. Its length is
@@ -233,20 +238,21 @@ class TrainStep:
         batch, phase = plain_batch(batch), self.phase_after(state.calls)
         check_global(batch, self.mesh)
         inputs = inputs_on_mesh(self.config, batch, shared)
-        compare_once(inputs.shared, self.config, self._checked)
-        compare_rows_once(inputs, self.config, self._checked)
+        compare_once(inputs, self.config, self._checked)
         if state.calls is not None:
             state = state._replace(calls=state.calls + np.int32(1))
         queue, alone = state.in_flight, self.phases[phase].width != self.width
         if alone:
-            if "empty" not in self._checked:
+            if not self._checked.empty:
                 check_empty(queue)
-                self._checked.add("empty")
+                self._checked.empty = True
             state = state._replace(in_flight=at_width_1(queue))
+        self._lead.wait()
         try:
             state, info = self._executor_of(phase).step(state, inputs)
         except OwnCollectiveError as error:
             state, info = self._one_program(phase, error).step(state, inputs)
+        self._lead.add(info.loss)
         if alone:
             # A synchronous step leaves the pipeline empty. Its own queue has no place,
             # but it moves the codec states, and may overwrite the counter.
@@ -521,9 +527,9 @@ class TrainStep:
         check_kind(state, inner, sharded=self.config.step.shards_optimizer)
         check_in_flight(state.in_flight, self.width, self.config.devices)
         form = form_of((state.params, state.opt_state))
-        if form not in self._checked:
+        if form not in self._checked.forms:
             check_optimizer_of(state, self.settings.tx)
-            self._checked.add(form)
+            self._checked.forms.add(form)
 
     def phase_after(self, calls: Any) -> int:
         """Returns the index in `phases` of the step that follows these calls."""

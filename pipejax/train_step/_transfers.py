@@ -62,12 +62,12 @@ def transfers_of(
             reduced = Reduced(total, valid.message, valid.message, squares)
         else:
             reduced = Reduced.of(message, valid.message)
-        flags = _flags(exchange, message, config.devices)
+        flags = _flags(exchange, message, config)
         transfers, at_once = (*flags, *exchange.stages.transfers), None
         if computed.at_once is not None:
             now, by = valid_at_once(), config.at_once.sums_by
             first = step.exchange(None, computed.at_once, now, by)
-            others = _flags(first, computed.at_once, config.devices)
+            others = _flags(first, computed.at_once, config.at_once)
             transfers = (*others, *first.stages.transfers, *transfers)
             at_once = Reduced.of(computed.at_once, now.message)
         # A `Partial` without arguments has no arrays, and keeps its function.
@@ -85,13 +85,17 @@ def transfers_of(
     return (*others, *listed())
 
 
-def _flags(exchange: Exchange, message: Message, devices: int) -> tuple[Transfer, ...]:
-    """Returns what devices send to agree whether codecs may replace their states."""
+def _flags(
+    exchange: Exchange, message: Message, config: StepConfig
+) -> tuple[Transfer, ...]:
+    """Returns what devices send to agree on states of codecs, and on the weight."""
+    weighted = message.weight is not None
+    narrow = any(codec.narrow for codec in config.all_reduce.codecs)
     # A state also has those of algorithms that a schedule has left behind.
-    if not jax.tree.leaves(exchange.stages.init()):
+    if not (jax.tree.leaves(exchange.stages.init()) or (weighted and narrow)):
         return ()
-    size = agreed_bytes(devices, weighted=message.weight is not None)
-    between = Transfer("all-reduce", devices, size)
+    size = agreed_bytes(config.devices, weighted=weighted)
+    between = Transfer("all-reduce", config.devices, size)
     if not message.shards:
         return (between,)
     mesh, inner = group_axes()
@@ -140,7 +144,7 @@ def _of_local_step(
         sent = config.sent(kind, moves, reads)
         message = config.message(*sent, reads.form)
         exchange = config.exchange(sent, reads)
-        flags = _flags(exchange, message, inner.devices)
+        flags = _flags(exchange, message, inner)
         transfers = (*flags, *exchange.stages.transfers)
         reduced = Reduced.of(message, jnp.array(True))
         outcome = config.after(trained.local, moves.due, sent, reads, reduced)

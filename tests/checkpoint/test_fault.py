@@ -47,9 +47,20 @@ def test_unreadable_leaf_is_named():
     assert found.text.startswith("params['w'] cannot be read: OUT_OF_RANGE: Error")
 
 
-def test_unavailable_storage_is_not_taken_for_damage():
-    found = attempt(raising(ValueError("UNAVAILABLE: no answer")))
-    assert found == Fault(False, "ValueError: UNAVAILABLE: no answer")
+@pytest.mark.parametrize(
+    ("said", "damaged"),
+    [
+        ("UNAVAILABLE: no answer", False),
+        ("UNKNOWN: Error reading: [OS error 5: EIO Input/output error]", False),
+        ("FAILED_PRECONDITION: [OS error 16: EBUSY Device or resource busy]", False),
+        ("INTERNAL: no answer", False),
+        ("FAILED_PRECONDITION: Error parsing object member", True),
+        ("NOT_FOUND: [OS error 2: ENOENT No such file or directory]", True),
+        ("DATA_LOSS: checksum", True),
+    ],
+)
+def test_fault_of_the_storage_is_not_taken_for_damage(said, damaged):
+    assert attempt(raising(ValueError(said))) == Fault(damaged, f"ValueError: {said}")
 
 
 def test_errors_other_than_reading_errors_are_raised():

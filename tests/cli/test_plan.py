@@ -340,3 +340,23 @@ def test_update_is_a_part_of_the_compute_and_predicted_once_more(capsys):
     assert " 25.0 ms " in piped
     assert plan(*where, "--update-ms", "21", parameters="1M", compute="20") == 2
     assert "`--update-ms` must be at most 20" in capsys.readouterr().err
+
+
+def test_batch_of_a_sharded_update_agrees_with_the_row(capsys):
+    """On 4 devices, an update of 200 ms takes 50 ms."""
+    flags = ("--hosts", "4", "--bandwidth", "1gbit", "--device", "h100", "--one-core")
+    flags = (*flags, "--parameters", "10M", "--compute-ms", "500", "--update-ms", "200")
+    flags = (*flags, "--devices", "1", "--shard-optimizer", "--top", "100")
+    assert main(["plan", *flags]) == 0
+    said = capsys.readouterr().out
+    (row,) = (x for x in said.splitlines() if re.match(r" *\d+  width 2, psum, unc", x))
+    batch = float(re.search(r"psum, uncompressed is hidden from ([\d.]+) t", said)[1])
+    # Whether it is hidden is one question.
+    assert ("hidden behind compute" in row) == (batch <= 1)
+
+
+def test_exchange_hidden_by_no_batch_is_named(capsys):
+    flags = ("--hosts", "4", "--bandwidth", "100mbit", "--parameters", "300M")
+    flags = (*flags, "--compute-ms", "250", "--update-ms", "250", "--batch", "32")
+    assert main(["plan", *flags]) == 0
+    assert "is hidden with no batch size, because the passes" in capsys.readouterr().out

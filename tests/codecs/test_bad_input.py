@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pipejax import codecs as c
@@ -16,7 +17,7 @@ def rejects(start):
     return pytest.raises(ValueError, match="^" + re.escape(start))
 
 
-@pytest.mark.parametrize("bits", [0, 3, 5, 16, 32, -8, True, 4.5, "8", None])
+@pytest.mark.parametrize("bits", [0, 3, 5, 16, 32, -8, True, 4.0, "8", None])
 def test_bits_must_be_8_4_2_or_1(bits):
     with rejects(f"`bits` must be 8, 4, 2 or 1; got {bits!r}. For 16 bits, use"):
         c.quantize(bits)
@@ -204,3 +205,10 @@ def test_power_sgd_of_a_part_is_refused(use):
     said = f"`power_sgd` must be given whole leaves, {N} elements; got a vector of 256."
     with rejects(said):
         uses(codec, 256)[use]()
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert c.quantize(np.int64(4)) == c.quantize(4)
+    assert c.top_k(np.float32(0.25)) == c.top_k(0.25)
+    half = c.error_feedback(c.int8(), np.float32(0.5))
+    assert half == c.error_feedback(c.int8(), 0.5)

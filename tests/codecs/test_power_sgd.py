@@ -10,6 +10,7 @@ import pytest
 from pipejax import codecs as c
 
 from ..grid import grid
+from ..helpers import assert_bits_equal
 from .conformance import CODECS, KEY, MAX, SHAPES, N, normal
 
 SIDES = SHAPES[0]
@@ -78,6 +79,54 @@ def test_power_sgd_keeps_no_nan_in_its_state():
     x = matrix(1)
     payload, _ = codec.encode(x, state)
     np.testing.assert_allclose(codec.decode(payload, SIZE), x, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers", "as_matrix"),
+    [
+        ((16, 12), None, (16, 12)),
+        ((24, 4, 6), None, (24, 24)),  # a kernel of attention, (input, heads, size)
+        ((4, 6, 24), None, (24, 24)),
+        ((3, 3, 8, 16), None, (72, 16)),  # a kernel of a convolution
+        ((2, 16, 12), 2, (2, 16, 12)),
+        ((2, 24, 4, 6), 2, (2, 24, 24)),
+        ((16, 12), 2, (16, 12)),
+    ],
+)
+@pytest.mark.parametrize("make", [c.power_sgd, c.acp_sgd])
+def test_leaf_is_sent_as_the_matrix_with_the_fewest_bytes(
+    shape, layers, as_matrix, make
+):
+    """What is decoded is that of each matrix alone, bit for bit."""
+    codec, x = make(2, KEY, layers=layers).of((shape,)), normal(math.prod(shape))
+    *stack, rows, columns = as_matrix
+    assert codec.size(x.size) == 4 * 2 * math.prod(stack) * (rows + columns)
+    alone = make(2, KEY).of(((rows, columns),) * math.prod(stack))
+    seed = jnp.uint32(0)
+    found, wanted = (each.encode(x, each.init(x.size, seed)) for each in (codec, alone))
+    assert_bits_equal(found, wanted)
+    decoded = [each.decode(found[0], x.size) for each in (codec, alone)]
+    assert_bits_equal(*decoded)
+
+
+@pytest.mark.parametrize("make", [c.power_sgd, c.acp_sgd])
+def test_layers_without_matrices_are_sent_exactly(make):
+    """Without `layers`, the biases of all layers would be one matrix."""
+    x = normal(24 * 20)
+    decoded = []
+    for layers in (None, 24):
+        codec = make(2, KEY, layers=layers).of(((24, 20),))
+        payload, _ = codec.encode(x, codec.init(x.size, jnp.uint32(0)))
+        decoded.append(codec.decode(payload, x.size))
+    assert not np.array_equal(decoded[0], x)
+    np.testing.assert_array_equal(decoded[1], x)
+
+
+@pytest.mark.parametrize("layers", [0, -1, 1.5, True, "all"])
+@pytest.mark.parametrize("make", [c.power_sgd, c.acp_sgd])
+def test_wrong_number_of_layers_is_refused(make, layers):
+    with pytest.raises(ValueError, match="`layers` must be the length of the first"):
+        make(1, KEY, layers=layers)
 
 
 def test_power_sgd_sends_leaves_other_than_matrices_exactly():

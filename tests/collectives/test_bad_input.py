@@ -47,7 +47,7 @@ def test_codec_of_another_type_is_refused(algorithm, bad):
     "codec", [codecs.int8(), codecs.bf16(), codecs.error_feedback(codecs.sign())]
 )
 def test_psum_refuses_codecs_without_linearity(codec):
-    with refused(r"`codec` must be linear under psum.*power_sgd or random_k; got .*"):
+    with refused(r"`codec` must be linear under psum.*acp_sgd or random_k; got .*"):
         collectives.psum(codec)
 
 

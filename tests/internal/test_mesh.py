@@ -115,6 +115,23 @@ def test_hosts_must_divide_the_devices(hosts):
         pj.data_mesh(4, axis_name=("host", "device"), hosts=hosts)
 
 
+@pytest.mark.parametrize(
+    ("processes", "hosts", "said"),
+    [
+        ([0, 1, 2, 3], None, 1),
+        ([0, 0, 1, 1], None, 0),
+        ([0, 1, 2, 3], 2, 0),
+        ([0], 1, 0),
+    ],
+)
+def test_hosts_of_one_device_are_logged(processes, hosts, said, caplog):
+    """A host with a process for each of its GPUs would be many hosts."""
+    devices = [types.SimpleNamespace(process_index=i) for i in processes]
+    _by_host(devices, hosts)
+    found = [x for x in caplog.records if "counts as a host with one" in x.message]
+    assert len(found) == said
+
+
 def test_processes_with_unequal_devices_need_the_number_of_hosts():
     devices = [types.SimpleNamespace(process_index=i) for i in (0, 0, 1, 1, 1, 1)]
     with pytest.raises(

@@ -40,6 +40,20 @@ TORCHRUN_PLACE = ("torchrun", "10.0.0.1:1234", 4, 3)
         (SLURM, (*SLURM_PLACE, (0,))),
         # With `--gpus-per-task`, each process sees only its own GPU, as number 0.
         (SLURM | {"SLURM_GPUS_PER_TASK": "2"}, (*SLURM_PLACE, None)),
+        # With `--gpu-bind=none`, each process sees those of all.
+        (
+            SLURM | {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0,1"},
+            (*SLURM_PLACE, (0,)),
+        ),
+        (
+            SLURM
+            | {"SLURM_GPUS_PER_TASK": "h100:2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+            (*SLURM_PLACE, (0, 1)),
+        ),
+        (
+            SLURM | {"SLURM_GPUS_PER_TASK": "2", "CUDA_VISIBLE_DEVICES": "0,1"},
+            (*SLURM_PLACE, None),
+        ),
         (SLURM | {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}, (*SLURM_PLACE, None)),
         (SLURM | {"SLURM_TRES_PER_TASK": "cpu=2"}, (*SLURM_PLACE, (0,))),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}, (*SLURM_PLACE, None)),

@@ -118,14 +118,21 @@ def test_stack_is_read_in_one_call():
     "file", ["_shared_folder.py", "_snapshots/_file.py", "_snapshots/_peers.py"]
 )
 def test_reading_a_snapshot_counts_as_busy(file):
-    """A wait for other processes counts as one."""
+    """A wait for other processes counts as one, also inside of what reads."""
     folder = pathlib.Path(checkpoint.__file__).parent
-    mine, reads, waits = (
+    names = file, "_snapshots/_messages.py", "_fault.py"
+    mine, reads, waits, agrees = (
         traceback.FrameSummary(str(path), 1, "read")
-        for path in (__file__, folder / file, folder / "_snapshots" / "_messages.py")
+        for path in (__file__, *(folder / name for name in names))
     )
-    assert _where.of([mine, reads]).busy == "a checkpoint"
-    assert _where.of([mine, waits]).busy == ""
+    assert all((folder / name).exists() for name in names)
+    for stack, busy in (
+        ([mine, reads], "a checkpoint"),
+        ([mine, reads, agrees, reads], "a checkpoint"),
+        ([mine, waits], ""),
+        ([mine, reads, agrees], ""),
+    ):
+        assert _where.of(stack).busy == busy
 
 
 def test_files_reading_snapshots_exist():

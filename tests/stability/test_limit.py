@@ -190,37 +190,9 @@ def test_width_must_be_at_least_1():
 
 
 @pytest.mark.parametrize(
-    ("share", "limits"),
-    [
-        (0.0, (0.1, 0.25, 0.5)),
-        (0.8, (0.5, 0.65, 0.98)),
-        (0.95, (2.0, 1.39, 1.52)),
-        (0.98, (3.8, 2.26, 1.99)),
-    ],
+    ("share", "limit"), [(0.0, 0.1), (0.8, 0.5), (0.95, 2.0), (0.96, 2.5)]
 )
-def test_known_share_has_the_limits_of_the_document(share, limits):
+def test_known_share_has_the_limit_of_the_document(share, limit):
     """Heavy-ball with momentum 0.9, of whose gradient a share is known at once."""
-    at_once = stability.max_learning_rate(heavy_ball, 2, at_once=share)
-    found = [
-        min(at_once, 3.8),  # at most that of synchronous training
-        *(first_unstable(predicted_by_share, share, rest) for rest in (0.0, 1.0)),
-    ]
-    assert found == pytest.approx(limits, abs=0.011)
-
-
-def predicted_by_share(x, share, rest):
-    """Returns the matrix of a step whose prediction guesses the rest of a gradient.
-
-    The state is the parameter, the momentum, and the last two gradients. `rest` is
-    how much of the last mean's rest is taken for that of the mean in flight.
-    """
-    of_gradient = [x, 0.9 * x, -share * x, -rest * (1 - share) * x]
-    return np.array([[1, 0.9, -1, 0], [0, 0.9, -1, 0], of_gradient, [0, 0, 1, 0]])
-
-
-def first_unstable(matrix, *args):
-    return next(
-        x
-        for x in np.arange(0.005, 4, 0.005)
-        if np.abs(np.linalg.eigvals(matrix(x, *args))).max() > 1 + 1e-9
-    )
+    found = stability.max_learning_rate(heavy_ball, 2, at_once=share)
+    assert found == pytest.approx(limit, rel=1e-3)

@@ -76,20 +76,3 @@ def test_step_of_the_matrix_equals_a_step_of_the_recursion(width):
         w -= ETA * m
         state = matrix @ state
         np.testing.assert_allclose(state, [m, w, *queue], rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("weights", "limit"),
-    [
-        ([], 1),
-        ([1 / 2], 2),
-        ([2 / 5**0.5, (5 - 5**0.5) / 10], (3 + 5**0.5) / 2),
-    ],
-)
-def test_filters_of_deviations_have_the_documented_limits(weights, limit):
-    """The page on the design has the limit `4 cos(pi / (m + 2))^2` of m deviations."""
-    count = len(weights) + 1
-    assert limit == pytest.approx(4 * np.cos(np.pi / (count + 2)) ** 2)
-    for factor, stable in ((0.99, True), (1.01, False)):
-        terms = [1, *(factor * limit * np.array([1, *weights]))]
-        assert (np.abs(np.roots(terms)).max() < 1) == stable

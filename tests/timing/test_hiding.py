@@ -32,12 +32,22 @@ def test_ceilings_need_a_time():
         timing.ceilings(Compute.of(0), exchange(0.0))
 
 
+def test_mean_inside_hosts_is_a_part_of_the_pipelined_step_alone():
+    comm, own = exchange(3.0), COMPUTE.averaging(0.25)
+    found = timing.ceilings(own, comm)
+    assert found["synchronous"] == 6.5 / 3.75
+    assert found["overlapped"] == 4.5 / 3.75
+    # 2 passes and 2 updates take 4 s, and the mean a quarter.
+    longer = exchange(6.25)
+    assert timing.batch_to_hide(own, longer) == pytest.approx((6.25 - 1.25) / 3)
+
+
 @pytest.mark.parametrize("seconds", [0.5, 3.0, 30.0])
 def test_ceilings_and_batch_size_follow_the_sharded_step(seconds):
     """Half of the exchange hides behind each pass: 1 s forward, 2 s backward."""
     comm, half = exchange(seconds), seconds / 2
     step = timing.sharded_step_time(COMPUTE, comm)
-    assert step == max(1.0, half) + max(2.0, half) + 0.5
+    assert step == max(1.0, half) + max(2.0, half) + 2 * 0.5
     assert timing.ceilings(COMPUTE, comm, shard_optimizer=True) == {
         "synchronous": (3.5 + seconds) / step,
         "overlapped": (1.5 + max(2.0, seconds)) / step,
@@ -45,7 +55,7 @@ def test_ceilings_and_batch_size_follow_the_sharded_step(seconds):
     times = timing.batch_to_hide(COMPUTE, comm, shard_optimizer=True)
     assert times == half / 1.0
     larger = Compute(times * 1.0, times * 2.0, 0.5)
-    assert timing.sharded_step_time(larger, comm) == larger.total
+    assert timing.sharded_step_time(larger, comm) == larger.total + larger.update
     on_cpu = timing.batch_to_hide(COMPUTE, comm, one_core=True, shard_optimizer=True)
     assert on_cpu == timing.batch_to_hide(COMPUTE, comm, one_core=True)
 

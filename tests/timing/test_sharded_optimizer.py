@@ -19,11 +19,11 @@ def way(seconds, config, codec=0.0):
 @pytest.mark.parametrize(
     ("seconds", "step", "reason"),
     [
-        (0.0, 3.1, "hidden behind compute, 100% slack"),
-        (1.5, 3.1, "hidden behind compute, 25% slack"),
-        (2.0, 3.1, "hidden behind compute, 0% slack"),
-        (3.0, 3.6, "hides 2500.0 ms of an exchange of 3000.0 ms: wire"),
-        (6.0, 6.1, "hides 3000.0 ms of an exchange of 6000.0 ms: wire"),
+        (0.0, 3.2, "hidden behind compute that is 100.0 ms longer, 100% slack"),
+        (1.5, 3.2, "hidden behind compute that is 100.0 ms longer, 25% slack"),
+        (2.0, 3.2, "hidden behind compute that is 100.0 ms longer, 0% slack"),
+        (3.0, 3.7, "hides 2400.0 ms of an exchange of 3000.0 ms: wire"),
+        (6.0, 6.2, "hides 2900.0 ms of an exchange of 6000.0 ms: wire"),
     ],
 )
 def test_half_of_the_exchange_hides_behind_each_pass(seconds, step, reason):

@@ -1,5 +1,7 @@
 """Tests ways to train: step times from made-up exchanges, and their reasons."""
 
+import dataclasses
+
 import pytest
 
 from pipejax import codecs
@@ -73,9 +75,9 @@ def test_levels_send_a_share_of_the_vector_between_hosts():
         (TrainConfig(1, "psum", buckets=2), False, 1.23),
         # The exchange takes longer than 0.36: 0.33 and an update for the prediction.
         (TrainConfig(2, "psum"), False, 0.5),
-        # Half of the exchange takes longer than both passes, and each of two devices
-        # updates for 0.03.
-        (TrainConfig(2, "psum", shard_optimizer=True), False, 0.25 + 0.25 + 0.03),
+        # Half of the exchange takes longer than both passes; the update and that of the
+        # prediction follow.
+        (TrainConfig(2, "psum", shard_optimizer=True), False, 0.25 + 0.25 + 0.06),
         (TrainConfig(2, "psum", shard_optimizer=True), True, 0.56),
         (TrainConfig(1, "psum", shard_optimizer=True), False, 0.83),
         # The exchange is hidden if 0.2 of it runs on the model's core.
@@ -162,23 +164,30 @@ TWO = Cluster(2, Link(0.0, 1e9), devices=4, inner=Link(0.0, 4e9))
 def test_prediction_by_host_has_a_mean_inside(way, by_host):
     """A device sends 2 * 3/4 of 4 GB to the others of its host, at 4 GB/s."""
     assert way.predicts_by_host(TWO) == by_host
-    assert way.means(TWO, 10**9) == (1.5 if by_host else 0.0)
+    own, sent = way.own(COMPUTE, TWO, 10**9), exchange(wire=0.05)
+    assert own.inside == (1.5 if by_host else 0.0)
+    alone = dataclasses.replace(own, inside=0.0)
+    assert own.total == pytest.approx(alone.total + own.inside)
+    longer = way.step(own, sent) - way.step(alone, sent)
+    assert longer == pytest.approx(own.inside)
 
 
-def test_single_host_has_no_mean_before_its_exchange():
+@pytest.mark.parametrize("levels", [False, True])
+def test_processes_of_a_cpu_host_predict_alone(levels):
+    way = TrainConfig(2, "psum", levels=levels)
+    assert not way.predicts_by_host(TWO, one_core=True)
+    assert way.own(COMPUTE, TWO, 10**9, one_core=True) == COMPUTE
+
+
+def test_sharded_optimizer_divides_the_update_alone():
+    way = TrainConfig(2, "ring", shard_optimizer=True)
+    own = way.own(Compute(1.0, 2.0, update=0.8), TWO, 10**9)
+    assert own == Compute(1.0, 2.0, update=0.1)
+
+
+def test_single_host_has_no_mean_before_the_exchange():
     one = Cluster(1, Link(0.0, 1e9), devices=8, inner=Link(0.0, 4e9))
-    assert TrainConfig(2, "psum").means(one, 10**9) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("one_core", "means", "longer"),
-    [(False, 0.2, 0.0), (False, 0.5, 0.3), (True, 0.2, 0.2)],
-)
-def test_means_inside_hosts_run_beside_the_backward_pass(one_core, means, longer):
-    """Which takes 0.2 seconds."""
-    way, sent = TrainConfig(2, "psum"), exchange(wire=0.05)
-    steps = [way.step(COMPUTE, sent, one_core=one_core, means=x) for x in (0.0, means)]
-    assert steps[1] - steps[0] == pytest.approx(longer)
+    assert TrainConfig(2, "psum").own(COMPUTE, one, 10**9) == COMPUTE
 
 
 def test_buckets_are_encoded_by_the_computing_core():

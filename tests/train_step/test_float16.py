@@ -45,6 +45,43 @@ def batch_of(*rows):
     return np.float32([[row, 1.0] for row in rows])
 
 
+HALF = codecs.cast("float16")
+CAST = {
+    "two_shot": lambda: collectives.two_shot(HALF),
+    "ring, fed back": lambda: collectives.ring(codecs.error_feedback(HALF)),
+    "all of them": lambda: collectives.two_shot(codecs.top_k(1, values=HALF)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:TopK is biased")
+@grid(1, way=CAST, tokens=[2.0**16, 1e-6], executor=["fused", "host"], sharded=[0, 1])
+def test_weight_does_not_leave_the_range_of_a_codec(way, tokens, executor, sharded):
+    """The products of gradients and weights would be infinite, or zero."""
+
+    def loss_fn(w, batch):
+        loss = jnp.vdot(w, batch.mean(axis=0))
+        return loss, pj.Aux(weight=jnp.float32(tokens) * batch[:, 1].sum())
+
+    settings = {"executor": "auto" if sharded else executor}
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(RATE),
+        mesh=pj.data_mesh(DEVICES),
+        width=2,
+        weight_prediction=False,
+        all_reduce=CAST[way](),
+        shard_optimizer=bool(sharded),
+        **settings,
+    )
+    batch = batch_of(17408, 16384, 17408, 16384)
+    state = train.init(jnp.zeros(2), batch=batch)
+    state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    assert state.skipped == 0
+    found = np.asarray(train.whole_params(state))
+    np.testing.assert_allclose(found, -RATE * batch.mean(axis=0), rtol=1e-3)
+
+
 @grid(1, way=WAYS, executor=["fused", "host"], width=[1, 2, 3], predicts=[False, True])
 def test_float16_mean_is_applied_exactly(way, executor, width, predicts):
     """Numbers and means are exact in float16, so the parameters are as by hand."""
@@ -60,6 +97,25 @@ def test_float16_mean_is_applied_exactly(way, executor, width, predicts):
     state, _ = train.drain(state)
     assert state.skipped == 0
     assert_bits_equal(np.asarray(state.params, np.float32), wanted)
+
+
+def test_codec_has_room_for_devices_added_up_before():
+    """Gradients are copied to one CPU device, as from the GPUs of a process."""
+    all_reduce = collectives.two_shot(codecs.cast("float16"))
+    train = pj.make_train_step(
+        lambda w, batch: jnp.vdot(w, batch.mean(axis=0)),
+        optax.sgd(RATE),
+        mesh=pj.data_mesh(DEVICES),
+        executor="host",
+        all_reduce=all_reduce,
+    )
+    one = jax.sharding.Mesh(np.array(jax.devices()[7:]), ("data",))
+    train.executor.__dict__["reduction_mesh"] = one  # cached_property stores it here
+    state, batch = train.init(jnp.zeros(2)), batch_of(40960, 0, 0, 40960)
+    state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    assert state.skipped == 0
+    assert_bits_equal(state.params, -RATE * batch.mean(axis=0))
 
 
 @pytest.mark.parametrize("width", [1, 2])

@@ -5,9 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax import codecs, collectives
+from pipejax.train_step._init import _codec_keys
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
@@ -148,3 +151,38 @@ def test_state_at_width_2_has_four_copies_and_one_for_each_device():
     )
     sizes = [leaf.size for leaf in jax.tree.leaves(train.init(params))]
     assert sum(size for size in sizes if size >= 64 * 64) == (4 + 4) * 64 * 64
+
+
+def test_keys_of_all_codecs_are_compared_between_processes():
+    keys = list(jax.random.split(jax.random.key(0), 4))
+    drawn = codecs.stochastic(codecs.int8(8), keys[0])
+    outer = collectives.two_shot(codecs.error_feedback(drawn))
+    inner = collectives.ring(codecs.rotated(codecs.int8(8), keys[1], block=64))
+    train = pj.make_train_step(
+        loss_fn,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(4, axis_name=("host", "device"), hosts=2),
+        axis_name=("host", "device"),
+        at_once=codecs.power_sgd(1, keys[2]),
+        all_reduce=collectives.hierarchical(inner=inner, outer=outer),
+    )
+    found = {
+        bytes(np.asarray(jax.random.key_data(x))) for x in _codec_keys(train.config)
+    }
+    wanted = {bytes(np.asarray(jax.random.key_data(x))) for x in keys[:3]}
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("width", "percent"), [(24, None), (16, "100"), (3, "100")])
+def test_undivided_optimizer_is_logged(width, percent, caplog):
+    """Sides of 16 do not divide among 6 devices."""
+    train = pj.make_train_step(
+        lambda w, batch: jnp.mean((batch @ w) ** 2),
+        optax.adam(0.1),
+        mesh=pj.data_mesh(6),
+        shard_optimizer=True,
+    )
+    train.init(jnp.ones((width, width)))
+    found = [x.message for x in caplog.records if "no free axis" in x.message]
+    assert len(found) == (percent is not None)
+    assert all(message.startswith(f"{percent} % of the par") for message in found)

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax._internal.round_schedule import RoundSchedule
 
 from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
@@ -295,11 +296,13 @@ def test_params_are_read_under_any_mesh():
 
 @grid(1, executor=["fused", "host"], donate=[False, True])
 def test_timed_round_is_one_of_as_many_steps(monkeypatch, executor, donate):
-    def timed(step, exchange):
-        jax.block_until_ready([run() for run in (step, step, exchange, exchange)])
-        return 3
+    def run_twice(*runs):
+        jax.block_until_ready([run() for run in runs for _ in range(2)])
+        return [1.0] * len(runs)
 
-    monkeypatch.setattr("pipejax._core.executors._rounds.steps_to_hide", timed)
+    rounds, three = "pipejax._core.executors._rounds", RoundSchedule(3, 3)
+    monkeypatch.setattr(f"{rounds}.medians", run_twice)
+    monkeypatch.setattr(f"{rounds}.schedule_to_hide", lambda timed: three)
     data, codec = batches(8), pj.codecs.error_feedback(pj.codecs.int8(8))
     settings = {
         "executor": executor,
@@ -318,13 +321,33 @@ def test_timed_round_is_one_of_as_many_steps(monkeypatch, executor, donate):
     assert_bits_equal(*ends)
 
 
-def test_steps_and_an_exchange_are_timed():
+@pytest.mark.parametrize(
+    ("seconds", "schedule"),
+    [
+        # A step, an exchange of all, and one of a chunk.
+        ([2.0, 8.0, 0.125], RoundSchedule(5, 5)),
+        ([2.0, 8.0, 7.0], RoundSchedule(16, 0)),
+    ],
+)
+def test_round_follows_from_the_times_of_a_step_and_exchanges(
+    monkeypatch, caplog, seconds, schedule
+):
+    left = list(seconds)
+
+    def medians(*runs):
+        jax.block_until_ready([run() for run in runs])
+        return [left.pop(0) for _ in runs]
+
+    monkeypatch.setattr("pipejax._core.executors._rounds.medians", medians)
     train = new(loss_fn, sync_every="auto", overlap_steps=None)
     state = train.init(init_params(), batch=batches(1)[0])
-    # As many steps as hide the exchange, with a chunk beside each of them.
-    assert len(state.shared.anchor) == state.shared.form.schedule.sync_every
-    state, _ = train.step(state, batches(1)[0])
-    assert state.position.reported == 1
+    assert not left
+    assert state.shared.form.schedule == schedule
+    waits = [x for x in caplog.records if "wait for an exchange" in x.message]
+    assert len(waits) == (schedule.overlap_steps == 0)
+    for batch in batches(schedule.sync_every):
+        state, info = train.step(state, batch)
+    assert bool(info.arrived)
 
 
 @pytest.mark.parametrize(
@@ -334,6 +357,85 @@ def test_timing_without_arrays_is_refused(batch):
     train = new(loss_fn, sync_every="auto", overlap_steps=None)
     with pytest.raises(ValueError, match="`batch` must be a batch of arrays"):
         train.init(init_params(), batch=batch)
+
+
+CODECS = {
+    "rotated": pj.codecs.rotated(pj.codecs.int4(8), jax.random.key(0), block=64),
+    "sign": pj.codecs.error_feedback(pj.codecs.sign(8)),
+    "int2": pj.codecs.error_feedback(pj.codecs.int2(8)),
+    "quantize": pj.codecs.error_feedback(pj.codecs.quantize(8)),
+    "int8": pj.codecs.error_feedback(pj.codecs.int8(8)),
+}
+
+
+FREEZES = {
+    "alone": lambda tx: tx,
+    "clipped before": lambda tx: optax.chain(optax.clip_by_global_norm(1.0), tx),
+    "accumulated": lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(),
+}
+
+
+@grid(1, codec=CODECS, executor=["fused", "host"], overlap=[2, 0], how=FREEZES)
+def test_frozen_parameters_keep_their_bits(codec, executor, overlap, how):
+    """Some codecs decode zeros to something else, above all beside other elements."""
+    labels = {"hidden": "freeze", "bias": "train", "out": "train"}
+    kinds = {"train": optax.adamw(1e-2), "freeze": optax.set_to_zero()}
+    train = new(
+        loss_fn,
+        FREEZES[how](optax.partition(kinds, labels)),
+        sync_every=2,
+        overlap_steps=overlap,
+        executor=executor,
+        all_reduce=pj.collectives.two_shot(CODECS[codec]),
+    )
+    state = train.init(init_params())
+    for batch in batches(6):
+        state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    assert_bits_equal(state.params["hidden"], init_params()["hidden"])
+    own = np.asarray(state.local.trainable.params["hidden"])
+    assert_bits_equal(own, np.stack([init_params()["hidden"]] * 4))
+    assert not np.array_equal(state.params["out"], init_params()["out"])
+
+
+def test_parameter_moved_without_a_gradient_is_exchanged():
+    labels = {"hidden": "decay", "bias": "train", "out": "train"}
+    decay = optax.chain(optax.set_to_zero(), optax.add_decayed_weights(-0.125))
+    tx = optax.partition({"train": optax.sgd(0.1), "decay": decay}, labels)
+    train = new(loss_fn, tx, sync_every=2, overlap_steps=2)
+    state = train.init(init_params())
+    for batch in batches(5):
+        state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    wanted = 0.875**5 * init_params()["hidden"]
+    np.testing.assert_allclose(state.params["hidden"], wanted, rtol=1e-5)
+
+
+def test_constant_model_state_needs_a_batch():
+    """An infinite constant would make every change of the round NaN."""
+
+    def loss(params, batch, *, model_state):
+        masked = loss_fn(params, batch) + 0 * jnp.exp(model_state["mask"]).sum()
+        return masked, pj.Aux(model_state=model_state)
+
+    data, mask = batches(3), {"mask": jnp.full(2, -jnp.inf)}
+    train = new(loss)
+    like = train.abstract_state(init_params(), model_state=mask)
+    with refused(r"`batch` must show .*returns unchanged `model_state\['mask'\]`"):
+        train.step(
+            train.init(init_params(), model_state={"mask": jnp.zeros(2)}), data[0]
+        )
+    assert like.model_state["mask"].shape == (2,)
+    state = train.init(init_params(), model_state=mask, batch=data[0])
+    for batch in data:
+        state, info = train.step(state, batch)
+    assert info.refused == 0
+
+
+def test_sam_is_refused():
+    sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), sync_period=2)
+    with refused("`tx` must not hold optax.contrib.sam in local steps"):
+        new(loss_fn, sam).init(init_params())
 
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
@@ -351,7 +453,7 @@ def test_change_of_model_state_without_a_place_is_refused(executor, warmup):
     frozen, moves = {"x": np.ones(4, "f4")}, {"x": np.ones(4, "f4"), "y": np.ones(4)}
     given = {"model_state": {"mean": jnp.float32(0)}, "batch": frozen}
     state, _ = train.step(train.init(jnp.float32(0), **given), frozen)
-    with refused(r"`batch` must show .*returns `model_state\['mean'\]` unchanged"):
+    with refused(r"`batch` must show .*changes `model_state\['mean'\]`, and the state"):
         train.step(state, moves)
 
 

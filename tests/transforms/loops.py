@@ -26,6 +26,7 @@ QUICKLY: dict[str, Any] = {
 sign = codecs.error_feedback(codecs.sign(8))
 power_sgd = codecs.error_feedback(codecs.power_sgd(1, KEY))
 top_k = codecs.error_feedback(codecs.top_k(0.2))
+random_k = codecs.error_feedback(codecs.random_k(0.2, KEY, scaled=False))
 int4, int8, bf16 = codecs.int4(8), codecs.int8(16), codecs.bf16()
 
 
@@ -49,6 +50,7 @@ LOCAL = {
 MEANS = {
     "psum": mean(collectives.psum()),
     "psum power_sgd": mean(collectives.psum(power_sgd)),
+    "psum random_k": mean(collectives.psum(random_k)),
     "ring int8": mean(collectives.ring(int8)),
     "two_shot": mean(collectives.two_shot()),
     "two_shot int8": mean(collectives.two_shot(int8)),
@@ -65,6 +67,7 @@ TRANSFORMS = LOCAL | MEANS
 # `tests/collectives` tests every codec under every algorithm.
 VARIANTS = {
     *("compress bf16", "compress top_k", "psum", "psum power_sgd", "ring int8"),
+    "psum random_k",
     *("two_shot", "halving_doubling bf16", "tree top_k", "parameter_server int4"),
     *("pipelined 2", "compress int8", "compress random_k", "two_shot int8"),
 }

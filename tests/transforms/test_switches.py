@@ -16,13 +16,20 @@ from ..grid import grid
 from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from ..switches import SWITCHES, switched
 
-STEPS, DEVICES = 4, 4
+STEPS, DEVICES, KEY = 4, 4, jax.random.key(0)
 INT8 = codecs.error_feedback(codecs.int8(8))
 # Optax's Adam fails under strict promotion.
 CHAINS = {
     "pipelined": lambda: pj.pipelined(optax.sgd(0.1, momentum=0.9), "data", width=2),
     "mean, coded": lambda: optax.chain(
         pj.pipelined_mean("data", width=2, all_reduce=collectives.two_shot(INT8)),
+        optax.sgd(0.1),
+    ),
+    "drawn": lambda: optax.chain(
+        transforms.compress(codecs.stochastic(codecs.int4(8), KEY)),
+        pj.pipelined_mean(
+            "data", width=2, all_reduce=collectives.psum(codecs.random_k(0.5, KEY))
+        ),
         optax.sgd(0.1),
     ),
     "compress": lambda: optax.chain(

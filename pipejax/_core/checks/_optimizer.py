@@ -42,7 +42,9 @@ _CANNOT_BE_GIVEN: dict[type, str] = {
 }
 
 
-def check_optimizer(opt_state: optax.OptState, *, plain_delay: bool) -> None:
+def check_optimizer(
+    opt_state: optax.OptState, *, plain_delay: bool, local_steps: bool
+) -> None:
     """Raises a `ValueError` if the optimizer cannot be used in a train step.
 
     The optimizer is recognized by the types in its state.
@@ -64,6 +66,11 @@ def check_optimizer(opt_state: optax.OptState, *, plain_delay: bool) -> None:
             " without weight prediction: a delay exchanges its two kinds of steps, and"
             " it diverges. Leave out weight_prediction=False and `at_once`, which does"
             " not predict, or choose width=1."
+        )
+    if local_steps and _holds(opt_state, optax.contrib.SAMState):
+        raise ValueError(
+            "`tx` must not hold optax.contrib.sam in local steps, which would exchange"
+            " the parameters that it has perturbed. Take it in make_train_step."
         )
 
 

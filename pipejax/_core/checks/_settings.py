@@ -94,13 +94,15 @@ def check_at_once(
             f" must have no error feedback: the rest is sent anyway; got {at_once!r}."
             " Choose pj.codecs.power_sgd(16, key)."
         )
+    if width == 1:
+        return None
     if sharded or delayed is not None:
         other = "shard_optimizer=True" if sharded else "`delayed`"
         raise ValueError(
             f"`at_once` must be None with {other}, got {at_once!r}. Leave out one of"
             " the two."
         )
-    return at_once if width > 1 else None
+    return at_once
 
 
 def check_gather_codec(codec: Any, devices: int, *, sharded: bool) -> Codec | None:

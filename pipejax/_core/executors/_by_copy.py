@@ -40,10 +40,11 @@ def exchange_by_copy(
     # A process sums this many parts at most, before the exchange of all processes.
     parts = collections.Counter(itertools.chain(*processes_of_groups(mesh, axis)))
     scale = headroom(max(parts.values()))
+    narrow = any(codec.narrow for codec in config.all_reduce.codecs)
 
-    def out(array: jax.Array) -> jax.Array:
+    def out(array: jax.Array, scale: float) -> jax.Array:
         parts = _by_group(array, config.devices)
-        if is_narrow(array.dtype):
+        if scale != 1:
             parts = [part / part.dtype.type(scale) for part in parts]
         own = jax.device_put(sum(parts[1:], start=parts[0]), cpu)
         shape = (cpus.size * own.shape[0], *own.shape[1:])
@@ -76,21 +77,31 @@ def exchange_by_copy(
             message = jax.tree.map(placed, message)
             for array in jax.tree.leaves(message):
                 array.copy_to_host_async()
-            own = jax.tree.map(out, message)
+            scales = _scales(message, scale, narrow=narrow)
+            own = jax.tree.map(out, message, scales)
         total, states = between(trained, own, states, valid)
-        factors = _factors(message, scale)
-        total = jax.tree.map(back, total, sum_specs(total), factors)
+        total = jax.tree.map(back, total, sum_specs(total), _factors(scales))
         return jax.block_until_ready(total), states
 
     return exchange
 
 
-def _factors(message: Message, scale: float) -> Reduced:
+def _scales(message: Message, scale: float, *, narrow: bool) -> Any:
+    """Returns by what each array of a message is divided before parts are added up.
+
+    A codec with a narrow range knows of the processes alone.
+    """
+    scales = jax.tree.map(lambda x: scale if is_narrow(x.dtype) else 1.0, message)
+    if not narrow:
+        return scales
+    return scales._replace(gradients=jax.tree.map(lambda _: scale, scales.gradients))
+
+
+def _factors(scales: Any) -> Reduced:
     """Returns by what each array of a reduced message is multiplied."""
-    factors = jax.tree.map(lambda x: scale if is_narrow(x.dtype) else 1.0, message)
-    squares: Any = np.square(jax.tree.leaves(factors.gradients))
+    squares: Any = np.square(jax.tree.leaves(scales.gradients))
     whole: Any = 1.0
-    return Reduced(factors, whole, whole, squares)
+    return Reduced(scales, whole, whole, squares)
 
 
 def _by_group(array: jax.Array, count: int) -> list[np.ndarray]:

@@ -65,7 +65,7 @@ class Fused:
         """Takes one step: dispatches its program, and does not wait for it.
 
         If the mesh has several CPU devices in this process, the call first waits for
-        the step before.
+        all steps and drains before.
         """
         _wait_turn(self.config.mesh, state)
         leaving, staying = _parted(state.in_flight)
@@ -216,7 +216,7 @@ class Fused:
 
 def _wait_turn(mesh: Mesh, state: PipelineState) -> None:
     if not _is_traced(state):
-        wait_turn(mesh, state.step)
+        wait_turn(mesh)
 
 
 def _hand_on(mesh: Mesh, state: PipelineState, results: Any) -> None:

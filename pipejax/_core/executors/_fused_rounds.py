@@ -34,14 +34,14 @@ class FusedRounds:
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and does not wait for it."""
-        wait_turn(self.config.inner.mesh, moves.local.step)
+        wait_turn(self.config.inner.mesh)
         found = self._train[kind](moves, self.config.placed(reads), inputs)
         hand_on(self.config.inner.mesh, found)
         return found
 
     def exchange(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Outcome:
         """Dispatches the exchange of a chunk with no step beside it."""
-        wait_turn(self.config.inner.mesh, (moves.local.step, moves.due))
+        wait_turn(self.config.inner.mesh)
         found = self._exchange[kind](moves, self.config.placed(reads))
         hand_on(self.config.inner.mesh, found)
         return found

@@ -32,7 +32,7 @@ from pipejax._core.rounds import (
     refused_after,
     reporting,
 )
-from pipejax._core.step import Common, Inputs, info_of
+from pipejax._core.step import Common, Inputs, info_of, moves
 from pipejax._internal.mesh import auto_mesh, inner_axes
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.shards import UNSHARDED, Shards
@@ -146,7 +146,15 @@ class RoundConfig:
         assert reads.refused is not None
         before, own, points = alone(self.model_of(local, reads.form))
         keep = reduced.finite & reads.valid
-        due, correction = arrived(self.outer_tx, due, sent.chunk, reduced, groups, keep)
+        due, correction = arrived(
+            self.outer_tx,
+            due,
+            sent.chunk,
+            reduced,
+            groups,
+            keep,
+            self.trained(before, reads),
+        )
         params = reads.form.added(before, correction, reads.number)
         if jax.tree.leaves(points):
             zeros = jax.tree.map(jnp.zeros_like, before)
@@ -160,6 +168,15 @@ class RoundConfig:
         arrival = self.arrival(reduced.sum.passengers.values, report, refused)
         model = stacked(GroupModel(params, own, points))
         return Outcome(model, due, refused, agreed, arrival)
+
+    def trained(self, params: optax.Params, reads: RoundReads) -> Chunk | None:
+        """Returns which elements of a chunk are trained, or `None` if all are."""
+        trained = moves(self.inner.step.settings.tx, params)
+        if all(jax.tree.leaves(trained)):
+            return None
+        flags = jax.tree.map(jnp.full_like, params, trained)
+        assert reads.number is not None
+        return jax.tree.map(lambda x: x != 0, reads.form.sliced(flags, reads.number))
 
     def model_of(self, local: Common, form: Form) -> GroupModel:
         """Returns the part of what a group trains that a round moves."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -33,7 +34,7 @@ from ._initial_rounds import initial_rounds
 from ._own_collectives import OwnCollectiveError
 from ._round_config import RoundConfig, alone, stacked, with_model
 from ._round_parts import TRAINS, Moves, Outcome, RoundReads, StepKind, Trained
-from ._steps_to_hide import steps_to_hide
+from ._steps_to_hide import PARTS, Timed, agreed, medians, schedule_to_hide
 from ._warm_up import WarmUp
 
 Item = TypeVar("Item")
@@ -83,17 +84,31 @@ class Rounds:
         args = self.config, mesh, schedule, common, like
         return initial_rounds(*args, abstract=abstract)
 
-    def steps_to_hide(self, state: LocalState, inputs: Inputs) -> int:
-        """Returns the number of steps that hide an exchange of all parameters.
+    def schedule_to_hide(
+        self, make: Callable[[RoundSchedule], LocalState], inputs: Inputs
+    ) -> RoundSchedule:
+        """Returns the rounds that hide an exchange of all parameters.
 
-        Both are timed, and all processes return what the first one has found. `state`
-        is left as it is.
+        Steps and exchanges are timed, and all processes return what the first one has
+        found. `make` returns the first state for a schedule.
         """
         inner = dataclasses.replace(self.config.inner, donate=False)
-        trial = Rounds(dataclasses.replace(self.config, inner=inner), self.asked)
-        step = functools.partial(trial._trained, state, TRAINS, None, inputs)
-        exchange = functools.partial(trial._exchanged, state)
-        return steps_to_hide(step, exchange)
+        config = dataclasses.replace(self.config, inner=inner)
+
+        def timed(count: int, *methods: Callable[..., Any]) -> list[float]:
+            trial, state = Rounds(config, self.asked), make(RoundSchedule(count, count))
+            return medians(*(functools.partial(x, trial, state) for x in methods))
+
+        def step(trial: Rounds, state: LocalState) -> Any:
+            return trial._trained(state, TRAINS, None, inputs)
+
+        def first(trial: Rounds, state: LocalState) -> Any:
+            kind = _kind(state, 0)
+            return trial.executor.exchange(kind, *parted(state, kind, 0))
+
+        # Only one of the two states is there at a time.
+        whole = timed(1, step, Rounds._exchanged)
+        return agreed(schedule_to_hide(Timed(*whole, *timed(PARTS, first))))
 
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
         """Takes one step of every group, with the chunk of this step beside it."""

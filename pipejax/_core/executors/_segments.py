@@ -158,12 +158,13 @@ def _segment(
 def _points(operations: list[TracedOperation], fractions: Sequence[float]) -> list[int]:
     """Returns the indices in `operations` at which the segments begin, and the end.
 
-    Cuts a scan in two, in place, if both ends of the scan are more than half a segment
-    of mean length away from where a segment should begin.
+    Cuts a scan in two, in place, if both ends of the scan are more than half a short
+    segment away from where a segment should begin, or if no work would follow.
     """
     total = sum(operation.flops for operation in operations)
     points = [0]
     inner = fractions[:-1]  # the last segment ends with the function
+    short = min(fraction for fraction in fractions if not _is_few(fraction, fractions))
     for fraction, ends in zip(inner, itertools.accumulate(inner), strict=True):
         # Whole operations up to the target; the next one reaches beyond it.
         target, reached, index = total * ends, 0.0, 0
@@ -176,19 +177,27 @@ def _points(operations: list[TracedOperation], fractions: Sequence[float]) -> li
             # The distance from the target to the nearer end of the operation that
             # contains it.
             off = min(inside, 1 - inside) * operation.flops
-            if off > total / (2 * len(fractions)) and operation.halves is not None:
+            after = inside > 0.5
+            leaves_none = after and not any(x.flops for x in operations[index + 1 :])
+            exact = off > total * short / 2 or leaves_none
+            if exact and operation.halves is not None:
                 operations[index : index + 1] = operation.halves(inside)
                 index += 1
-            elif inside > 0.5:
+            elif after and not leaves_none:
                 index += 1
-        # A stage of a few numbers needs only something to wait beside, not its exact
-        # share.
-        few = fraction * len(fractions) < 0.1
         empty = not any(x.flops for x in operations[points[-1] : index])
-        if few or empty:
+        if _is_few(fraction, fractions) or empty:
             index = _least(operations, points[-1], fraction * total)
         points.append(index)
     return [*points, len(operations)]
+
+
+def _is_few(fraction: float, fractions: Sequence[float]) -> bool:
+    """Returns whether a stage sends a few numbers.
+
+    It needs only something to wait beside, not its exact share.
+    """
+    return fraction * len(fractions) < 0.1
 
 
 def _least(operations: list[TracedOperation], start: int, flops: float) -> int:

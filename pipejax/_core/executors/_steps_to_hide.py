@@ -1,37 +1,80 @@
-"""Times how many steps hide an exchange of all parameters."""
+"""Finds the round that hides an exchange of all parameters, by timing its parts."""
 
 import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.types import Tree
 
 MARGIN = 1.25
-"""The factor on the number of steps that would just hide an exchange. Times vary."""
+"""The factor by which the steps take longer than what they hide. Times vary."""
+PARTS = 64
+"""The number of chunks of the exchange of which one is timed."""
+WAITS = 4
+"""The length of rounds whose exchange nothing hides, in exchanges."""
 ROUNDS = 5
 
 
-def steps_to_hide(step: Callable[[], Tree], exchange: Callable[[], Tree]) -> int:
-    r"""Returns the number of steps beside which an exchange costs no time.
+class Timed(NamedTuple):
+    """Seconds, as medians of several runs.
 
-    With the median seconds c of a step without communication and x of an exchange with
-    nothing beside it, this is
-
-    $$n = \lceil 1.25 x / c \rceil$$
-
-    All processes return what the first one has found.
+    Attributes:
+      step: Of a step without communication.
+      exchange: Of an exchange of all parameters, with nothing beside it.
+      part: Of the exchange of one of `PARTS` chunks.
     """
-    runs = step, exchange
+
+    step: float
+    exchange: float
+    part: float
+
+
+def schedule_to_hide(timed: Timed) -> RoundSchedule:
+    r"""Returns the shortest round whose steps hide its exchange.
+
+    Let c be the seconds of a step, x those of an exchange in one chunk, and l the part
+    of x that every chunk takes, whatever its size. Rounds of n steps hide an exchange
+    in n chunks, with a margin, if
+
+    $$1.25 (x + (n - 1) l) \le n c$$
+
+    If l is so long that this takes more than `WAITS x` seconds of steps, or for ever,
+    rounds have this length, and all groups wait for their exchange.
+    """
+    c, x = timed.step, timed.exchange
+    # A chunk takes l and its share of the rest.
+    fixed = (PARTS * timed.part - x) / (PARTS - 1)
+    fixed = min(max(fixed, 0.0), timed.part)
+    waits = RoundSchedule(_whole(WAITS * x / c), 0)
+    if MARGIN * fixed >= c:
+        return waits
+    steps = _whole(MARGIN * (x - fixed) / (c - MARGIN * fixed))
+    return RoundSchedule(steps, steps) if steps <= waits.sync_every else waits
+
+
+def _whole(steps: float) -> int:
+    return max(1, math.ceil(steps - 1e-9))  # a rounding error must not add one
+
+
+def agreed(schedule: RoundSchedule) -> RoundSchedule:
+    """Returns what the first process has found, on all of them."""
+    own = np.array([schedule.sync_every, schedule.overlap_steps], np.int32)
+    first = np.reshape(multihost_utils.process_allgather(own), (-1, 2))[0]
+    return RoundSchedule(*map(int, first))
+
+
+def medians(*runs: Callable[[], Tree]) -> list[float]:
+    """Returns the median seconds of functions that are run in turn."""
     for run in runs:
         jax.block_until_ready(run())  # compiles the programs
     seconds = [[_seconds(run) for run in runs] for _ in range(ROUNDS)]
-    compute, communication = np.median(seconds, axis=0)
-    found = np.int32(max(1, math.ceil(MARGIN * communication / compute)))
-    return int(np.ravel(multihost_utils.process_allgather(found))[0])
+    return [float(median) for median in np.median(seconds, axis=0)]
 
 
 def _seconds(run: Callable[[], Tree]) -> float:

@@ -5,21 +5,19 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from pipejax._internal.communication_thread import join, submit
+from pipejax._internal.communication_thread import beside, join, submit
 
 from ._own_collectives import spans_cpu_processes
 
 
-def wait_turn(mesh: Mesh, before: Any) -> None:
+def wait_turn(mesh: Mesh) -> None:
     """Waits until a program on the mesh may be dispatched.
 
     On CPUs of several processes, its collectives come after those that were submitted
     to the communication thread before. If the mesh has several CPU devices in this
-    process, it waits for `before`, results of the program before.
+    process, the program comes after all that were handed on before.
     """
-    if _shares_threads(mesh):
-        jax.block_until_ready(before)
-    if spans_cpu_processes(mesh):
+    if _shares_threads(mesh) or spans_cpu_processes(mesh):
         join()
 
 
@@ -30,6 +28,8 @@ def hand_on(mesh: Mesh, results: Any) -> None:
     """
     if spans_cpu_processes(mesh):
         submit(jax.block_until_ready, results)
+    elif _shares_threads(mesh):
+        beside(results)
 
 
 def _shares_threads(mesh: Mesh) -> bool:

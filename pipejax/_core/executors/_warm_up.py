@@ -46,7 +46,7 @@ class WarmUp:
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
         """Takes one synchronous step."""
         shared, own, mesh = state.shared, state.own, self.config.inner.mesh
-        wait_turn(mesh, own.local.step)
+        wait_turn(mesh)
         rest = shared._replace(anchor=()), own.reported
         found = self._program(own.local, *rest, inputs)
         hand_on(mesh, found)

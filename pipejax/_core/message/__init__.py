@@ -31,6 +31,7 @@ from ._message import travelling as travelling
 from ._message import with_constraints as with_constraints
 from ._reduce import Reduced as Reduced
 from ._reduce import codec_states as codec_states
+from ._reduce import is_finite as is_finite
 from ._reduce import layout_of as layout_of
 from ._reduce import message_of as message_of
 from ._reduce import on_shards_of as on_shards_of

@@ -60,19 +60,22 @@ def _agreed(message: Message, valid: jax.Array, axis_name: AxisName) -> Agreed:
     return Agreed(usable, jnp.where(total == 0, 1, total / devices))
 
 
-def in_means(agree: Agreement, stages: Stages) -> Stages:
+def in_means(agree: Agreement, stages: Stages, *, narrow: bool) -> Stages:
     """Returns stages that sum gradients divided by the mean weight.
 
     Residuals, which codecs keep from one step to the next, are then in the units of
     applied gradients, whatever the weights of the two steps. Stages whose codecs keep
-    no state do not divide, because it makes no difference to them.
+    no state do not divide, because it makes no difference to them, unless a codec is
+    `narrow`: products with a weight would leave the range of float16.
     """
 
     def before(value: Summands, states: CodecStates) -> tuple[Summands, CodecStates]:
-        return divided(value, agree().mean_weight) if states else value, states
+        by = agree().mean_weight if states or narrow else None
+        return value if by is None else divided(value, by), states
 
     def after(value: Summands, states: CodecStates) -> tuple[Summands, CodecStates]:
-        return divided(value, 1 / agree().mean_weight) if states else value, states
+        by = 1 / agree().mean_weight if states or narrow else None
+        return value if by is None else divided(value, by), states
 
     return Stages((Local(before),)) + stages + Stages((Local(after),))
 

@@ -19,7 +19,7 @@ Hence no chunk is older than one step when it arrives, however long a round is.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -99,11 +99,13 @@ def arrived(
     reduced: Reduced,
     groups: int,
     keep: jax.Array,
+    trained: Chunk | None = None,
 ) -> tuple[ChunkState, Chunk]:
     """Applies the mean of a chunk to the anchor.
 
     A chunk that is not finite is left out by all groups alike: it moves nothing, and
-    its difference stays for the next round.
+    its difference stays for the next round. Some codecs make something of the zeros of
+    parameters that are not trained, which stay as they are.
 
     Args:
       outer_tx: The outer optimizer.
@@ -112,6 +114,7 @@ def arrived(
       reduced: The sum over groups.
       groups: The number of groups.
       keep: Whether the chunk is not left out.
+      trained: Which elements are trained; `None` if all of them are.
 
     Returns:
       The state of the chunk, with the codec states that it had, and the correction,
@@ -123,8 +126,12 @@ def arrived(
         lambda x, b: (x / groups).astype(b.dtype), reduced.sum.gradients, before
     )
     updates, outer = outer_tx.update(mean, state.outer, before)
+    moves: Any = trained or dict.fromkeys(before, True)
     after = jax.tree.map(
-        lambda a, b: jnp.where(keep, a, b), optax.apply_updates(before, updates), before
+        lambda a, b, m: jnp.where(keep & m, a, b),
+        optax.apply_updates(before, updates),
+        before,
+        moves,
     )
     correction = jax.tree.map(
         lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
@@ -163,16 +170,24 @@ def reporting(before: Passengers, message: Message) -> Passengers:
 
 
 def check_changes(form: Form, model_state: ModelState, message: Message) -> None:
-    """Raises a `ValueError` if rounds do not average a change of the model state."""
+    """Raises a `ValueError` unless rounds average what changes of the model state.
+
+    A leaf that does not change would be sent, and one that is infinite would make every
+    change NaN.
+    """
     averages = jax.tree_util.tree_leaves_with_path(form.averages(model_state))
     there = {path for path, averaged in averages if averaged}
-    if missing := paths(message.changes) - there:
-        leaf = min(map(jax.tree_util.keystr, missing))
+    changed = paths(message.changes)
+    if differing := changed ^ there:
+        leaf = min(differing, key=jax.tree_util.keystr)
+        now = "changes" if leaf in changed else "returns unchanged"
+        was = "unchanged" if leaf in changed else "one that may change"
         raise ValueError(
-            "`batch` must show `train.init` the model state that `loss_fn` changes; got"
-            f" a state of a loss that returns `model_state{leaf}` unchanged. Drain it,"
-            " and go on from `train.init(state.params, model_state=state.model_state,"
-            " batch=batch)`."
+            "`batch` must show `train.init` the model state that `loss_fn` changes: it"
+            f" {now} `model_state{jax.tree_util.keystr(leaf)}`, and the state has it as"
+            f" {was}. Give `batch` to the `train.init` or `train.abstract_state` that"
+            " made it. To go on from a state, drain it, and call"
+            " `train.init(state.params, model_state=state.model_state, batch=batch)`."
         )
 
 

@@ -14,6 +14,7 @@ from ._check_state import is_deleted as is_deleted
 from ._delayed import delays as delays
 from ._delayed import parted as parted
 from ._delayed import without as without
+from ._frozen import moves as moves
 from ._gradient import empty_message as empty_message
 from ._gradient import first_part as first_part
 from ._info import StepInfo as StepInfo

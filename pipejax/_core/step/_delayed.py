@@ -34,7 +34,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.message import Message, Passengers, Reduced, with_constraints
+from pipejax._core.message import (
+    Message,
+    Passengers,
+    Reduced,
+    is_finite,
+    with_constraints,
+)
 from pipejax._core.prediction import Mean
 from pipejax._internal.structures import like_optimizer, merged, no_leaf, of_leaves
 from pipejax._internal.types import Tree
@@ -84,7 +90,7 @@ def parted(
     """
     flags = delays(settings.delayed, params)
     if settings.at_once is not None:
-        return message, _at_once(message, message.gradients)
+        return message, _at_once(settings, message, message.gradients)
     if all(jax.tree.leaves(flags)):
         return message, None
     late = jax.tree.map(lambda flag, g: g if flag else None, flags, message.gradients)
@@ -96,17 +102,38 @@ def parted(
             " the train step with width=1."
         )
     delayed = message._replace(gradients=late, shards=_shards_of(message, late))
-    return delayed, _at_once(message, rest)
+    return delayed, _at_once(settings, message, rest)
 
 
-def _at_once(message: Message, gradients: optax.Updates) -> Message:
+def _at_once(settings: Settings, message: Message, gradients: optax.Updates) -> Message:
     passengers = message.passengers
+    if settings.skip_nonfinite:
+        gradients = _usable_if_changes_are(message, gradients)
     return Message(
         gradients=gradients,
         changes=no_leaf(message.changes),
         passengers=Passengers.of(passengers.loss, None, passengers.weight),
         shards=dataclasses.replace(_shards_of(message, gradients), changes=()),
     )
+
+
+def _usable_if_changes_are(message: Message, gradients: optax.Updates) -> Any:
+    """Returns gradients that are not finite if a change of the model state is not.
+
+    Changes travel with what is delayed, and a batch is applied whole or not at all.
+    """
+    leaves, structure = jax.tree.flatten(gradients)
+    sizes = {leaf.size: i for i, leaf in enumerate(leaves) if leaf.size}
+    if not (jax.tree.leaves(message.changes) and sizes):
+        return gradients
+    changes = message._replace(
+        gradients=no_leaf(message.gradients),
+        shards=dataclasses.replace(message.shards, params=()),
+    )
+    place = sizes[min(sizes)]
+    bad = jnp.where(is_finite(changes), 0.0, jnp.nan).astype(leaves[place].dtype)
+    leaves[place] = leaves[place] + bad
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _shards_of(message: Message, part: Tree) -> Any:

@@ -37,16 +37,46 @@ def without_frozen(tx: optax.GradientTransformation, params: optax.Params) -> Tr
     return jax.tree.unflatten(structure, kept)
 
 
+def moves(tx: optax.GradientTransformation, params: optax.Params) -> Tree:
+    """Returns for each parameter whether its update may be other than zero.
+
+    An update may be so without a gradient, as by weight decay, and a gradient may be
+    read without one, as by a norm. What depends on counters alone is zero: an optimizer
+    that accumulates gradients chooses by them between zeros and zeros.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    forms = tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
+    found, counters = _found(tx, structure, forms)
+    updates = [{i if i >= 0 else -1 - i for i in each} for each in found]
+    return jax.tree.unflatten(
+        structure, [not updates[i] <= counters for i in range(len(leaves))]
+    )
+
+
 # An update of many arrays takes seconds to trace, and several programs ask.
+@functools.lru_cache(maxsize=64)
+def _found(
+    tx: optax.GradientTransformation, structure: Any, forms: tuple[Any, ...]
+) -> tuple[list[frozenset[int]], frozenset[int]]:
+    """Returns on what each result of an update depends, and which are counters.
+
+    Arguments are counted leaf by leaf: gradients, optimizer state, parameters, loss.
+    """
+    params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*x) for x in forms])
+    opt_state = jax.eval_shape(tx.init, params)
+    loss = jax.ShapeDtypeStruct((), jnp.float32)
+    found = sources(functools.partial(updated, tx), params, opt_state, params, loss)
+    states = enumerate(jax.tree.leaves(opt_state), start=len(forms))
+    return found, frozenset(i for i, leaf in states if not leaf.ndim)
+
+
 @functools.lru_cache(maxsize=64)
 def _reads(
     tx: optax.GradientTransformation, structure: Any, forms: tuple[Any, ...]
 ) -> tuple[bool, ...]:
     """Returns for each parameter whether any result of an update needs its gradient."""
     params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*x) for x in forms])
-    opt_state = jax.eval_shape(tx.init, params)
-    loss = jax.ShapeDtypeStruct((), jnp.float32)
-    found = sources(functools.partial(updated, tx), params, opt_state, params, loss)
+    found, _ = _found(tx, structure, forms)
     numbers = range(len(forms))
     read = frozenset(numbers) & frozenset[int]().union(*found)
     if not read:

@@ -57,14 +57,14 @@ def sources(catalogue: Catalogue) -> dict[Moment, list[list[Source]]]:
     A process reads its part from its own host, or else from another, or else a copy of
     it and the part that has the rest.
     """
-    here: dict[tuple[Moment, str], dict[int, list[Source]]]
+    here: dict[tuple[Moment, str, str], dict[int, list[Source]]]
     here = defaultdict(lambda: defaultdict(list))
-    copies: dict[tuple[Moment, str], dict[int, list[tuple[Source, int]]]]
+    copies: dict[tuple[Moment, str, str], dict[int, list[tuple[Source, int]]]]
     copies = defaultdict(lambda: defaultdict(list))
     for process, files in enumerate(catalogue):
         for file in files:
             label, source = file.label, Source(process, file.name)
-            key = label.moment, file.state
+            key = label.moment, file.state, label.opening
             if label.processes != len(catalogue):
                 continue
             if label.rest < 0:

@@ -6,6 +6,9 @@ and under its final name at once, so a file without a header is none. The pages 
 data are used again for the next step in the same file.
 """
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import mmap
@@ -17,6 +20,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+
+from pipejax._internal import memory_limit
 
 from .._fault import DamagedError
 from .._meta import digest
@@ -44,6 +49,8 @@ class Label(NamedTuple):
       rank: The process whose blocks these are.
       processes: The number of processes of the job.
       rest: The process whose part has the blocks that a copy leaves out; -1 in a part.
+      opening: What process 0 drew when all processes opened the manager. Jobs on other
+        hosts may have given an attempt the same number.
     """
 
     attempt: int
@@ -51,6 +58,7 @@ class Label(NamedTuple):
     rank: int
     processes: int
     rest: int = -1
+    opening: str = ""
 
     @property
     def moment(self) -> Moment:
@@ -96,12 +104,41 @@ def reserve(path: pathlib.Path, size: int) -> mmap.mmap:
 
     Raises an `OSError` if there is no room, before anything is written.
     """
-    with open(_data(path), "a+b") as file:
+    with open(_data(path), "a+b") as file, _one_at_a_time(path.parent):
+        _check_room(path, size - os.fstat(file.fileno()).st_size)
         os.chmod(file.fileno(), 0o600)
         os.ftruncate(file.fileno(), max(size, 1))
         # Without the call, a page without room would end the process by SIGBUS.
         os.posix_fallocate(file.fileno(), 0, max(size, 1))
         return mmap.mmap(file.fileno(), max(size, 1))
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
+    """Keeps the processes of a host from counting on the same room."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+_SPARE = 1.25  # of the memory that is left, some is for the training
+
+
+def _check_room(path: pathlib.Path, size: int) -> None:
+    """Raises an `OSError` if a file in memory would exceed the limit of the job.
+
+    The kernel would give the pages, and then kill a process.
+    """
+    room = memory_limit.left() if memory_limit.in_memory(path.parent) else None
+    if room is not None and size > 0 and _SPARE * size > room:
+        raise OSError(
+            errno.ENOSPC,
+            f"a snapshot takes {size / 1e9:.3g} GB more, and the limit of this job's"
+            f" memory leaves {room / 1e9:.3g} GB",
+        )
 
 
 def put(data: mmap.mmap, at: int, content: np.ndarray) -> None:
@@ -167,7 +204,7 @@ def header_of(text: str) -> Header:
 
 def read(
     path: pathlib.Path, header: Header, blocks: Iterable[Block]
-) -> Iterator[tuple[Block, bytearray]]:
+) -> Iterator[tuple[Block, np.ndarray]]:
     """Yields the bytes of some blocks of a file, which may be damaged."""
     with open(_data(path), "rb") as file:
         for each in blocks:
@@ -175,10 +212,11 @@ def read(
             yield each, taken(each.size, file)
 
 
-def taken(size: int, file: Any) -> bytearray:
+def taken(size: int, file: Any) -> np.ndarray:
     """Reads `size` bytes of a file or a connection; raises an `EOFError` if it ends."""
-    content = bytearray(size)
-    view, done = memoryview(content), 0
+    # Clearing the bytes would hold the interpreter for seconds.
+    content = np.empty(size, np.uint8)
+    view, done = content.data, 0
     while done < size:
         count = file.readinto(view[done:])
         if not count:
@@ -187,9 +225,9 @@ def taken(size: int, file: Any) -> bytearray:
     return content
 
 
-def checked(header: Header, block: Block, content: bytearray) -> np.ndarray:
+def checked(header: Header, block: Block, content: np.ndarray) -> np.ndarray:
     """Returns a block as an array; raises a `DamagedError` if it is not whole."""
-    if zlib.crc32(content) != header.checksums[block]:
+    if zlib.crc32(content.data) != header.checksums[block]:
         raise DamagedError(
             f"{block.name} of process {header.label.rank} is not what was written"
         )

@@ -18,6 +18,7 @@ from typing import Any
 from etils import epath
 
 from pipejax._internal import proofs
+from pipejax._internal.forks import closed_in_children
 
 _log = logging.getLogger("pipejax")
 
@@ -86,7 +87,9 @@ def remove_abandoned(
     for path in memory.glob(f"{_PREFIX}*"):
         # Folders of other users cannot be opened.
         with contextlib.suppress(OSError):
-            if path != but and _age(path) > seconds and not _in_use(path):
+            # Every process of a job has left a lock; other folders have none.
+            jobs = path != but and any(path.glob("lock-*"))
+            if jobs and _age(path) > seconds and not _in_use(path):
                 shutil.rmtree(path)
                 _log.info(
                     "removed the snapshots of a job that no longer runs: %s", path
@@ -110,6 +113,7 @@ def _in_use(path: pathlib.Path) -> bool:
 
 def _locked(path: pathlib.Path) -> Any:
     file: Any = open(path, "w")  # noqa: SIM115 - held until `close`
+    closed_in_children(file)
     until = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -15,6 +15,7 @@ import numpy as np
 
 from pipejax._internal import timeline
 
+from .._meta import digest
 from . import _blocks, _file, _pace
 from ._blocks import Block
 from ._catalogue import Source, sources
@@ -183,8 +184,11 @@ class Keeper:
             name, offsets = self._copied(taken.arrays)
         except OSError as error:
             failed = f"{error} (process {self.memory.rank})"
+        memory = self.memory
         label = _file.Label(
-            self.memory.attempt, taken.step, self.memory.rank, self.memory.processes
+            *(memory.attempt, taken.step, memory.rank, memory.processes),
+            # The token itself is a secret.
+            opening=digest(memory.token)[:16],
         )
         header = _file.Header(
             label, taken.meta, taken.extras, taken.own, offsets, checksums={}

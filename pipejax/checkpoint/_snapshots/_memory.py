@@ -151,8 +151,16 @@ class Memory:
             address = [_peers.own_address(coordinator()), self._server.port]
         # Processes that share the memory share its loss.
         where = self._memory.stat()
-        host = f"{socket.gethostname()} {where.st_dev} {where.st_ino}"
+        host = f"{socket.gethostname()} {where.st_dev} {where.st_ino} {_boot()}"
         return {"files": listed(self.path), "host": host, "address": address}
+
+
+def _boot() -> str:
+    """Returns what tells hosts of one name apart."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _catalogue(files: Sequence[Sequence[Any]]) -> Catalogue:

@@ -63,8 +63,13 @@ class Messages:
         self._set(f"points/{number}", json.dumps(point))
 
     def decision(self, number: int) -> Point:
-        """Waits for the decision at a point."""
-        return Point(*json.loads(self._get(f"points/{number}")))
+        """Waits for the decision at a point, however long process 0 does other work."""
+        while True:
+            try:
+                return Point(*json.loads(self._get(f"points/{number}")))
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
 
     def complete(self, number: int, name: str) -> None:
         """Says that the part of this process is complete, in the file of a name."""

@@ -15,7 +15,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from pipejax._internal import proofs
+from pipejax._internal.forks import closed_in_children
 
 from .._fault import DamagedError
 from ._blocks import Block
@@ -47,6 +50,7 @@ class Server:
             dualstack_ipv6=both,
             backlog=128,
         )
+        closed_in_children(self._socket)
         self.port: int = self._socket.getsockname()[1]
         _thread("pipejax snapshots", self._accept)
 
@@ -98,7 +102,7 @@ def opened(
         header = header_of(_line(stream, _LONG))
         places = {block: place for place, block in enumerate(header.offsets)}
 
-        def read(blocks: Iterable[Block]) -> Iterator[tuple[Block, bytearray]]:
+        def read(blocks: Iterable[Block]) -> Iterator[tuple[Block, np.ndarray]]:
             asked = [*blocks]
             line = json.dumps([places[each] for each in asked])
             stream.write(line.encode() + b"\n")

@@ -85,6 +85,24 @@ def test_data_without_room_is_refused_unwritten(tmp_path, monkeypatch):
         _file.reserve(tmp_path / "part-0-0", 100)
 
 
+@pytest.mark.parametrize(("tmpfs", "room"), [(True, 99), (True, None), (False, 99)])
+def test_memory_beyond_the_limit_of_the_job_is_refused(
+    tmp_path, monkeypatch, tmpfs, room
+):
+    monkeypatch.setattr(_file.memory_limit, "in_memory", lambda _: tmpfs)
+    monkeypatch.setattr(_file.memory_limit, "left", lambda: room)
+    path = tmp_path / "part-0-0"
+    if tmpfs and room is not None:
+        with pytest.raises(OSError, match="the limit of this job's memory leaves"):
+            _file.reserve(path, 100)
+        assert not path.with_suffix(".data").stat().st_size
+    else:
+        assert len(_file.reserve(path, 100)) == 100
+    # A file that is there needs no more.
+    path.with_suffix(".data").write_bytes(bytes(100))
+    assert len(_file.reserve(path, 100)) == 100
+
+
 def test_data_is_private(tmp_path):
     path = tmp_path / "part-0-0"
     write(path, header())

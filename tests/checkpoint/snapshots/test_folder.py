@@ -10,7 +10,7 @@ import pytest
 from pipejax.checkpoint._snapshots import _folder
 from pipejax.checkpoint._snapshots._folder import Folder, job_of, remove_abandoned
 
-from .folders import left
+from .folders import grow_old, left
 
 HOLDS = """
 import pathlib, sys, time
@@ -39,11 +39,15 @@ def test_copied_folder_of_checkpoints_is_another_job(tmp_path):
 
 def test_old_folder_of_another_job_is_removed(tmp_path):
     old, new = left(tmp_path, "old", 700.0), left(tmp_path, "new", 500.0)
-    (tmp_path / "other").mkdir()
+    others = [tmp_path / "other", tmp_path / "pipejax-main"]
+    for other in others:
+        other.mkdir()
+        (other / "README.md").touch()
+        grow_old(other, 1e6)
     folder = Folder(tmp_path, "own", 0)
     assert not old.exists()
     assert new.exists()
-    assert (tmp_path / "other").exists()
+    assert all((other / "README.md").exists() for other in others)
     folder.close(remove=True)
 
 

@@ -148,6 +148,18 @@ def test_pieces_have_the_given_shares():
 
 
 @pytest.mark.parametrize("function", [layers, scanned])
+@pytest.mark.parametrize("ends", [0.11, 0.06, 0.02])
+def test_short_segments_at_both_ends_have_work(function, ends):
+    """As in two levels, whose first and last stage send inside of hosts."""
+    given = [ends, 0.5 - ends, 0.5 - ends, ends]
+    segments, _ = segments_of(jax.value_and_grad(function), given, *example())
+    found = shares_of(segments)
+    # The scans are cut at one of 6 layers, of which the backward pass has 2 matmuls.
+    np.testing.assert_allclose(found, given, atol=0.25 if ends == 0.02 else 0.12)
+    assert (found > 0).all()
+
+
+@pytest.mark.parametrize("function", [layers, scanned])
 def test_small_share_is_one_operation(function):
     """A stage that sends a few numbers has a matmul, or one iteration, beside it."""
     segments, _ = segments_of(

@@ -75,13 +75,13 @@ def test_codecs_with_states_see_gradients_in_units_of_their_mean(dtype):
     def look(value, states):
         return value, {name: value.coded[0] for name in states}
 
-    def passed(states):
+    def passed(states, narrow):
         agree = agreement(message(1.0, 4.0), jnp.array(True), "data")
-        stages = in_means(agree, Stages((Local(look),)))
+        stages = in_means(agree, Stages((Local(look),)), narrow=narrow)
         return run(stages, Summands((jnp.full(3, 8, dtype),), (jnp.ones(2),)), states)
 
     for states in ({}, {"residual": jnp.zeros(3)}):
-        own = functools.partial(passed, states)
+        own = functools.partial(passed, states, narrow=False)
         after, seen = jax.vmap(own, axis_name="data", axis_size=2)()
         assert after.coded[0].dtype == dtype
         np.testing.assert_array_equal(after.coded[0], np.full((2, 3), 8, dtype))

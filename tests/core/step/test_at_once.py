@@ -110,7 +110,8 @@ def test_training_equals_the_recursion_by_hand(name, width, executor, warmup_ste
 def test_all_ranks_at_once_are_synchronous_training(executor):
     train = make(OPTIMIZERS["momentum"], at_once=ALL_RANKS, executor=executor)
     found = trajectory(train, init_params(), batches(STEPS), drain=False)
-    wanted = trajectory(train.plain, init_params(), batches(STEPS), drain=False)
+    plain = make(OPTIMIZERS["momentum"], width=1)
+    wanted = trajectory(plain, init_params(), batches(STEPS), drain=False)
     chex.assert_trees_all_close(found, wanted, rtol=0, atol=2e-6)
 
 
@@ -208,6 +209,86 @@ def test_groups_exchange_the_ranks_of_their_shards(executor):
     alone = make(tx, devices=2, width=1)
     wanted = trajectory(alone, PARAMS, batches(4), drain=False)[-1]
     chex.assert_trees_all_close(found, wanted, rtol=0, atol=4e-6)
+
+
+def test_groups_lose_nothing_of_the_ranks_of_their_shards():
+    """The loss is linear, so that no gradient depends on when others are applied."""
+    mesh, sharded = groups()
+    patterns = jax.tree.map(lambda w: jnp.cos(jnp.arange(w.size * 1.0)), PARAMS)
+
+    def loss(params, batch):
+        dots = jax.tree.map(lambda w, c: w.reshape(-1) @ c, params, patterns)
+        return batch["x"].mean() * sum(jax.tree.leaves(dots))
+
+    def run(**settings):
+        train = make(optax.sgd(0.1), loss=loss, **settings)
+        state, points = train.init(sharded), []
+        for batch in batches(4):
+            state, _ = train.step(state, batch)
+            points.append(jax.device_get(state.params))
+        return train, state, [*points, jax.device_get(train.drain(state)[0].params)]
+
+    on = {"mesh": mesh, "axis_name": "host"}
+    train, state, found = run(executor="fused", **on)
+    assert_bits_equal(found, run(executor="host", **on)[2])
+    # Each of four devices has a column for every matrix of its shards, whose columns
+    # number 4 and 3.
+    _, states = parted_states(state.in_flight.codec_states)
+    assert sum(leaf.size for leaf in jax.tree.leaves(states)) == 4 * (4 + 3)
+    wanted = run(at_once=None, width=1, **on)[2]
+    chex.assert_trees_all_close(found[-1], wanted[-1], rtol=0, atol=1e-5)
+    assert not np.allclose(found[0]["hidden"], wanted[0]["hidden"], atol=1e-5)
+    assert not np.allclose(found[0]["hidden"], PARAMS["hidden"], atol=1e-5)
+    del train
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"at_once": None, "delayed": {"hidden": True, "bias": False, "out": True}}],
+)
+def test_infinite_model_state_skips_both_parts(settings, executor):
+    """As does a gradient that is not finite."""
+
+    def loss(params, batch, *, model_state):
+        seen = model_state + batch["new"].sum()
+        return loss_fn(params, batch), pj.Aux(model_state=seen)
+
+    def run(name, value):
+        data = [x | {"new": np.ones(len(x["x"]), np.float32)} for x in batches(5)]
+        data[2][name][0] = value
+        train = make(
+            optax.sgd(0.1),
+            loss=loss,
+            executor=executor,
+            weight_prediction=False,
+            **settings,
+        )
+        state = train.init(init_params(), model_state=jnp.zeros(()), batch=data[0])
+        points = []
+        for batch in data:
+            state, _ = train.step(state, batch)
+            points.append(jax.device_get((state.params, state.model_state)))
+        return points
+
+    assert_bits_equal(run("new", np.inf), run("x", np.nan))
+
+
+def test_infinite_changes_leave_gradients_alone_if_nothing_is_skipped():
+    def loss(params, batch, *, model_state):
+        seen = model_state + batch["new"].sum()
+        return loss_fn(params, batch), pj.Aux(model_state=seen)
+
+    def run(value):
+        data = [x | {"new": np.ones(len(x["x"]), np.float32)} for x in batches(4)]
+        data[1]["new"][0] = value
+        train = make(optax.sgd(0.1), loss=loss, skip_nonfinite=False)
+        state = train.init(init_params(), model_state=jnp.zeros(()), batch=data[0])
+        for batch in data:
+            state, _ = train.step(state, batch)
+        return state.params
+
+    assert_bits_equal(run(np.inf), run(1.0))
 
 
 def test_restored_run_continues_bit_for_bit(tmp_path):

@@ -1,0 +1,45 @@
+"""Keeps a loop from running far ahead of its device.
+
+JAX dispatches up to 32 programs before a GPU has run the first. A loop that reads
+nothing for 50 steps then waits for 32 of them at once. If steps are slow, a watchdog
+takes that for a hang, and a job that is told to end has no time left to save.
+"""
+
+import collections
+import time
+from typing import Any
+
+import jax
+
+_SECONDS = 1.0  # of work that may be dispatched ahead
+_LEAST, _MOST = 2, 32
+
+
+class Lead:
+    """The steps that are dispatched, of which the device may not have run all.
+
+    A call waits for the step of n calls before. In steady state, the time between two
+    calls is that of a step, of which n have about a second.
+    """
+
+    def __init__(self) -> None:
+        self._results: collections.deque[jax.Array] = collections.deque()
+        self._steps, self._waited = _LEAST, False
+        self._last = time.monotonic()
+
+    def wait(self) -> None:
+        """Waits until another step may be dispatched."""
+        now = time.monotonic()
+        fit = int(_SECONDS / max(now - self._last, _SECONDS / _MOST))
+        # Calls that wait for nothing are quick, however long a step is.
+        self._steps = min(self._steps + self._waited, max(_LEAST, fit))
+        self._last, self._waited = now, len(self._results) >= self._steps
+        while len(self._results) >= self._steps:
+            result = self._results.popleft()
+            if not result.is_deleted():
+                result.block_until_ready()
+
+    def add(self, result: Any) -> None:
+        """Notes a result of the step that was dispatched, unless it is traced."""
+        if not isinstance(result, jax.core.Tracer):
+            self._results.append(result)

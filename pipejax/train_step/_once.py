@@ -1,0 +1,65 @@
+"""Checks that a train step makes once, in the first step that needs them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from pipejax._core.executors import StepConfig, join
+from pipejax._core.step import Inputs
+from pipejax._internal.mesh import inner_axes, processes_of_groups
+from pipejax._internal.types import Tree
+
+from ._replicate import check_same, check_same_in_groups, check_same_inside
+
+
+@dataclasses.dataclass
+class Checked:
+    """What need not be checked again.
+
+    Attributes:
+      forms: Forms of parameters and optimizer states that fit the optimizer.
+      shared: Whether processes have compared what their losses share.
+      rows: Whether processes of a group have compared their rows of a batch.
+      empty: Whether a warm-up has begun with an empty pipeline.
+    """
+
+    forms: set[Any] = dataclasses.field(default_factory=set)
+    shared: bool = False
+    rows: bool = False
+    empty: bool = False
+
+
+def compare_once(inputs: Inputs, config: StepConfig, checked: Checked) -> None:
+    """Raises a `ValueError` if inputs differ that must be the same.
+
+    What losses share is compared between processes and groups in the first step that
+    has any. Rows of a batch that are not split inside a group are the same on all its
+    devices, but each of its processes gives its own copy of them.
+    """
+    if not checked.shared and _holds_arrays(inputs.shared):
+        _compare_shared(inputs.shared, config)
+        checked.shared = True
+    if not checked.rows and inputs.specs.batch:  # a traced batch has none
+        _compare_rows(inputs, config)
+        checked.rows = True
+
+
+def _holds_arrays(shared: Tree) -> bool:
+    leaves = jax.tree.leaves(shared)
+    return bool(leaves) and not any(isinstance(x, jax.core.Tracer) for x in leaves)
+
+
+def _compare_shared(shared: Tree, config: StepConfig) -> None:
+    join()  # Only one thread may launch collectives.
+    named = {"shared": shared}
+    if config.mesh.is_multi_process:
+        check_same(named, "train.step")
+    if inner_axes(config.mesh, config.axis_name):
+        check_same_in_groups(named, config)
+
+
+def _compare_rows(inputs: Inputs, config: StepConfig) -> None:
+    if any(len(x) > 1 for x in processes_of_groups(config.mesh, config.axis_name)):
+        join()  # Only one thread may launch collectives.
+        check_same_inside(inputs.batch, inputs.specs.batch, config)
