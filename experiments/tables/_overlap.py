@@ -39,13 +39,19 @@ def partly() -> list[list[str]]:
     }
     programs = {"all delayed": "pipelined", "least delay": "least delay"}
     programs |= {"rank 8 at once": "at once"}
+    between = {
+        cell["model"]: cell["between_hosts"]
+        for cell in result("overlap")["cells"]
+        if cell["program"] == "two levels"
+    }
     return [
-        ["model", "least delay, bytes", *programs],
+        ["model", "least delay, bytes", *programs, "two levels, between hosts"],
         *(
             [
                 model,
                 f"{delayed[model]:.0%}",
                 *(f"{covered[model, target, x]:.2f}" for x in programs.values()),
+                f"{between[model]:.2f}",
             ]
             for model in models
         ),

@@ -61,10 +61,10 @@ def test_all_reduce_stays_hidden_with_every_option():
 @pytest.mark.parametrize(
     ("flags", "count"),
     # TPUs have two programs of six models. "everything" is for one model only, and the
-    # last two programs are for 64 H100 only.
+    # last three programs are for 64 H100 only.
     [
         ({"small": True}, 2 * 3 * 4),
-        ({}, 12 * (6 * 7 + 1) + 6 * 2),
+        ({}, 12 * (6 * 7 + 1) + 6 * 3),
         ({"tpu": True}, 4 * 6 * 2),
     ],
 )
