@@ -125,9 +125,12 @@ def test_caught_interrupt_is_followed_by_a_bounded_exit(ended, ahead):
 
 @pytest.mark.full  # a process of its own tests this in the quick run
 def test_interrupt_ends_a_process_in_a_collective(ended):
-    """It fails when the other has gone, and so notices the interrupt."""
+    """It fails when the other has gone, and so notices the interrupt.
+
+    JAX may have aborted it first, because process 0 is gone.
+    """
     found = ended("stuck", 0)
-    assert found[1][0] == 130
+    assert found[1][0] in (130, -signal.SIGABRT)
     assert found[0][0] in (130, -signal.SIGINT, 1)
 
 

@@ -76,8 +76,10 @@ class Folder:
     def close(self, *, remove: bool) -> None:
         """Frees the lock. The last process of this host may remove the folder."""
         self._lock.close()
-        if remove and not _in_use(self.path):
-            shutil.rmtree(self.path, ignore_errors=True)
+        # Another process of this host may remove it at the same time.
+        with contextlib.suppress(FileNotFoundError):
+            if remove and not _in_use(self.path):
+                shutil.rmtree(self.path, ignore_errors=True)
 
 
 def remove_abandoned(

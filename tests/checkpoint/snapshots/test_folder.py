@@ -1,6 +1,7 @@
 """Tests which folders of jobs are kept, and which are removed."""
 
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,20 @@ def test_folder_of_a_running_job_is_kept_until_its_end(tmp_path):
         process.kill()
     remove_abandoned(tmp_path, -1.0)
     assert not (tmp_path / "pipejax-other").exists()
+
+
+def test_processes_may_remove_the_folder_at_the_same_time(tmp_path, monkeypatch):
+    """The files may be gone between the listing and the look at them."""
+    folder, glob = Folder(tmp_path, "own", 0), pathlib.Path.glob
+
+    def listed(path, pattern):
+        found = [*glob(path, pattern)]
+        shutil.rmtree(path)
+        return found
+
+    monkeypatch.setattr(pathlib.Path, "glob", listed)
+    folder.close(remove=True)
+    assert not folder.path.exists()
 
 
 def test_last_process_of_a_host_removes_the_folder(tmp_path):
