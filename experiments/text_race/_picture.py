@@ -32,7 +32,9 @@ def picture(cells: list[Run], path: pathlib.Path) -> None:
         loss = _mean(curves, "loss")
         left.plot(_mean(curves, "seconds"), loss, color=COLORS[name], label=name)
         right.plot(_mean(curves, "megabytes"), loss, color=COLORS[name])
-    rate, seeds = cells[0]["rate"], len({cell["seed"] for cell in cells})
+    rate = cells[0]["rate"]
+    counts = {sum(cell["method"] == name for cell in cells) for name in names}
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     left.set(ylabel="validation loss in nats", xlabel="seconds of training")
     right.set(xlabel="megabytes that a host has sent")
     for axes in (left, right):
@@ -41,7 +43,7 @@ def picture(cells: list[Run], path: pathlib.Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
         f"nanoGPT's model for CPUs, four emulated hosts on 2 cores, links of {rate}, "
-        + (f"mean of {seeds} seeds" if seeds > 1 else "one seed"),
+        + ("one seed" if counts == {1} else f"means of {seeds} seeds"),
         fontsize="medium",
     )
     figure.legend(loc="outside right center", fontsize="small")

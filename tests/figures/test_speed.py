@@ -117,4 +117,4 @@ def test_seeds_of_the_race_on_text_are_stated():
     once = {"D-Sync", "DDP", "Pipe-SGD"}
     assert {name for name, count in seeds.items() if count == 1} == once
     assert {*seeds.values()} == {1, 3}
-    yield "Three seeds; D-Sync, DDP and Pipe-SGD, each uncompressed, have one."
+    yield "Three seeds; uncompressed D-Sync, DDP and Pipe-SGD have one."

@@ -25,7 +25,7 @@ KINDS = {
     "explicit groups": (EXPLICIT, AUTO, AUTO),
 }
 ROWS = P("fsdp")
-SPLIT = {"up": P("fsdp", "tp"), "down": P("tp", "fsdp"), "scale": P()}
+SPLIT = {"up": P("fsdp", "tp"), "down": P(None, "fsdp"), "scale": P()}
 FEEDBACK = collectives.two_shot(codecs.error_feedback(codecs.int8(64)))
 OPTIONS = {
     "width 1": {"width": 1},
@@ -124,6 +124,14 @@ def trained(kind, **options):
     _, train, state = started(kind, **options)
     state, _ = train.drain(stepped(train, state))
     return state.params, state.opt_state, state.model_state
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_sharded_optimizer_has_pieces_of_a_shard(kind):
+    """The second matrix has an axis that groups do not split."""
+    _, _, state = started(kind, shard_optimizer=True)
+    assert state.params["down"].sharding.spec == P("host", "fsdp")
+    assert state.params["up"].sharding.spec == P("fsdp", "tp")
 
 
 @pytest.mark.parametrize(
