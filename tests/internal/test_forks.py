@@ -5,13 +5,12 @@ import subprocess
 import sys
 
 FORKS = """
-import os, sys, time
+import fcntl, os, sys
 from pipejax._internal.forks import closed_in_children
-file = open(sys.argv[1], "w")
-if sys.argv[2] == "closed":
-    closed_in_children(file)
-import fcntl
-fcntl.flock(file, fcntl.LOCK_EX)
+closed, kept = files = [open(path, "w") for path in sys.argv[1:]]
+closed_in_children(closed)
+for file in files:
+    fcntl.flock(file, fcntl.LOCK_EX)
 if os.fork() == 0:  # lives until the pipe is closed
     sys.stdin.read()
     os._exit(0)
@@ -30,12 +29,12 @@ def is_free(path):
 
 def test_child_holds_no_lock(tmp_path):
     """The fork is in another process, because JAX warns of forks."""
-    for way in ("closed", "open"):
-        path = tmp_path / way
-        command = [sys.executable, "-c", FORKS, str(path), way]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with subprocess.Popen(command, **pipes) as process:
-            assert process.stdout.readline() == "forked\n"
-            process.wait()
-            assert is_free(path) == (way == "closed")
-            process.stdin.close()
+    closed, kept = tmp_path / "closed", tmp_path / "kept"
+    command = [sys.executable, "-c", FORKS, str(closed), str(kept)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout.readline() == "forked\n"
+        process.wait()
+        assert is_free(closed)
+        assert not is_free(kept)
+        process.stdin.close()
