@@ -91,6 +91,28 @@ def test_costs_of_single_seeds_on_text_are_quoted():
 
 
 @quoted_in("docs/benchmarks/accuracy.md")
+def test_costs_at_once_on_text_are_quoted():
+    record = result("replicas_shakespeare")
+    cells = {
+        name: above(name, "K=2, rank 16 at once", 4, record)
+        for name in ("muon", "momentum")
+    }
+    muon, momentum = cells.values()
+    yield f"changes the loss by {muon} nats under Muon, and by {momentum} under mom"
+    pairs = paired("momentum", "K=2, rank 16 at once", 4, record)
+    assert len(pairs) == 3
+    ends = [first["test_loss"] for first, _ in pairs]
+    yield f"synchronous runs differ by {max(ends) - min(ends):.2f} nats between seeds"
+
+
+@quoted_in("docs/convergence.md")
+def test_cost_of_muon_at_once_is_quoted():
+    record = result("replicas_shakespeare")
+    cost = float(above("muon", "K=2, rank 16 at once", 4, record).split()[0])
+    yield f"and Muon on text loses {cost:.3f}"
+
+
+@quoted_in("docs/benchmarks/accuracy.md")
 def test_share_of_values_at_once_is_quoted():
     sizes = (784, 256, 256, 10)
     shapes = (*itertools.pairwise(sizes), *((size,) for size in sizes[1:]))
