@@ -71,7 +71,7 @@ class CommunicationThread:
         return future
 
     def join(self) -> None:
-        """Waits until every submitted function has returned, and what runs beside."""
+        """Waits for every submitted function and for the program beside them."""
         if self._thread is not None:
             self.submit(lambda: None).result()
         last, self._beside = self._beside, None

@@ -1,4 +1,4 @@
-"""Closes files and connections in forked children, as those of a data loader.
+"""Closes files and connections in forked children, such as those of a data loader.
 
 A child shares the open files of its parent: their locks stay held, and their
 connections open, until both have ended.

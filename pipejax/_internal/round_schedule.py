@@ -1,6 +1,7 @@
 """The schedule of local steps: which steps of a round have a chunk beside them."""
 
 import dataclasses
+import math
 
 from .integers import is_integer
 
@@ -56,3 +57,22 @@ class RoundSchedule:
             for steps in (place, place + 1)
         )
         return before if after > before else None
+
+
+def steps_that_hide(step: float, exchange: float, fixed: float) -> int | None:
+    r"""Returns in how many chunks, one beside each step, an exchange is hidden.
+
+    With c, x and l the seconds of a step, of an exchange in one chunk and of its part
+    that every chunk takes, `l <= x`, it is the smallest n of at least 1 for which
+
+    $$x + (n - 1) l \le n c$$
+
+    The result is `None` if there is none, because l is c or more.
+    """
+    return None if fixed >= step else whole_steps((exchange - fixed) / (step - fixed))
+
+
+def whole_steps(steps: float) -> int:
+    """Returns a number of steps, rounded up to at least 1."""
+    # A rounding error must not add a step.
+    return max(1, math.ceil(steps - 1e-9))

@@ -12,7 +12,7 @@ from pipejax import codecs, timing
 from ._candidates import USUAL, candidates
 from ._cluster import HOSTS, calibration, extrapolated, measured
 from ._command import add_command, write_json
-from ._model import Model, load_step, spread, twin_of
+from ._model import Model, load_step, measured_twin, spread
 from ._units import ROUNDS, VECTOR, check, count
 from ._usage import enough_memory, in_one_line
 
@@ -71,9 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model:
         program = load_step(args.model, pj.data_mesh())
         times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
-        twin = twin_of(program)
-        alone = twin and pj.overlap.measure(*twin, rounds=args.rounds, steps=1)
-        model = Model.of(program, times, alone)
+        model = Model.of(program, times, measured_twin(program, args.rounds))
     with in_one_line(ValueError), enough_memory("sizes"):
         fit = timing.calibrate(mesh, chosen, sizes, rounds=args.rounds)
     if jax.process_index() == 0:
@@ -82,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
         if model:
             far = extrapolated(model.elements, trust.largest)
             also = spread(program.train, program.state)
-            update = f"{1e3 * model.times(fit.cluster).update:.3f}"
-            also += f" --update-ms {update}" if float(update) else ""
+            if update := round(1e3 * model.times(fit.cluster).update, 3):
+                also += f" --update-ms {update:.3f}"
             print("\n".join([*far, f"model: {model}{also}"]))
         if args.out:
             with in_one_line(OSError):

@@ -24,7 +24,7 @@ from ._command import add_command, write_json
 from ._delayed import merged_flags
 from ._diagnosis import Advice, Diagnosis, Overlap, to_plan
 from ._doctor_picture import picture
-from ._model import Model, RunnableStep, elements, load_step, spread, twin_of
+from ._model import Model, RunnableStep, elements, load_step, measured_twin, spread
 from ._rows import chosen, in_rounds
 from ._units import COMPUTE_MS, ROUNDS, check, count
 from ._usage import UsageError, in_one_line
@@ -81,14 +81,12 @@ def run(args: argparse.Namespace) -> int:
     hosts, notes = measured(args.hosts) if mesh.size > 1 else (mesh, [])
     program = load_step(args.model, mesh) if args.model else _example(mesh)
     times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
-    twin = twin_of(program) if model is None else None
-    alone = twin and pj.overlap.measure(*twin, rounds=args.rounds, steps=1)
+    model = model or Model.of(program, times, measured_twin(program, args.rounds))
     fit = None
     if mesh.size > 1:
         fit = timing.calibrate(hosts, codecs, timing.SIZES, args.rounds)
     if jax.process_index() != 0:
         return 0
-    model = model or Model.of(program, times, alone)
     shared, device = spread(program.train, program.state), mesh.devices.flat[0]
     # On CPUs, hosts are often emulated, and have one name.
     several = bool(notes) and device.platform != "cpu"

@@ -87,6 +87,12 @@ def twin_of(program: RunnableStep) -> RunnableStep | None:
     return RunnableStep(plain, alone, batch, shared)
 
 
+def measured_twin(program: RunnableStep, rounds: int) -> Measurement | None:
+    """Times the synchronous twin, if there is one."""
+    twin = twin_of(program)
+    return twin and pj.overlap.measure(*twin, rounds=rounds, steps=1)
+
+
 def elements(state: pj.PipelineState | pj.LocalState) -> int:
     # optax.tree.size warns of jax.ShapeDtypeStructs.
     return sum(x.size for x in jax.tree.leaves(state.params))

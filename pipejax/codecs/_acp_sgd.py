@@ -14,15 +14,8 @@ from jax import lax
 from pipejax._internal.bits import to_words
 from pipejax._internal.ravel import ravel
 
-from ._power_sgd import (
-    PowerSGD,
-    Sides,
-    orthonormal,
-    power_sgd,
-    product,
-    restarted,
-    total,
-)
+from ._orthonormal import orthonormal, product, restarted
+from ._power_sgd import PowerSGD, Sides, power_sgd, total
 
 
 class AlternatingState(NamedTuple):

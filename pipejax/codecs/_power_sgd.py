@@ -8,7 +8,6 @@ singular vectors of the gradient in the course of training.
 
 import collections
 import dataclasses
-import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
 
 from pipejax._internal.bits import from_words, to_words
@@ -24,6 +22,7 @@ from pipejax._internal.integers import is_integer
 from pipejax._internal.ravel import Shapes, ravel, unravel
 
 from ._codec import Linear
+from ._orthonormal import orthonormal, product, restarted
 from ._rounding import check_key
 
 # The rows or columns of every matrix, each after the length of its stack, if any.
@@ -72,7 +71,7 @@ class PowerSGD(Linear):
         self._check_total(n, shapes)
         coded = [(self._matrices(s), k) for s, k in shapes.items() if self._is_coded(s)]
         rest = n - sum(math.prod(form) * k for form, k in coded)
-        rows = sum(math.prod((*form[:-2], form[-2])) * k for form, k in coded)
+        rows = sum(math.prod(form[:-1]) * k for form, k in coded)
         columns = sum(math.prod((*form[:-2], form[-1])) * k for form, k in coded)
         return self.rank * rows, self.rank * columns + rest
 
@@ -186,9 +185,9 @@ class PowerSGD(Linear):
         return [jax.ShapeDtypeStruct(x or (1,), dtype) for x in self._shapes()]
 
     def _check_total(self, n: int, shapes: Mapping[tuple[int, ...], int]) -> None:
-        if (total := sum(math.prod(x) * k for x, k in shapes.items())) != n:
+        if (whole := sum(math.prod(x) * k for x, k in shapes.items())) != n:
             raise ValueError(
-                f"`power_sgd` must be given whole leaves, {total} elements; got a"
+                f"`power_sgd` must be given whole leaves, {whole} elements; got a"
                 f" vector of {n}. Choose an algorithm that does not cut vectors:"
                 " pj.collectives.psum, tree or parameter_server."
             )
@@ -207,11 +206,11 @@ class PowerSGD(Linear):
 def power_sgd(rank: int, key: jax.Array, *, layers: int | None = None) -> PowerSGD:
     r"""Returns a codec that sends a low-rank approximation of each gradient matrix.
 
-    A leaf of more than two axes is treated as a matrix `M`: its first axes together
-    have m elements and are the rows, and its last axes together have n elements and are
-    the columns. It is cut where `m + n` is least, so that a kernel of attention of
-    `(768, 12, 64)` is a matrix of 768 x 768, and one of a convolution of
-    `(3, 3, 64, 128)` one of 576 x 128. Each step, with `Q` from the step before,
+    A leaf of two or more axes is treated as a matrix `M` of m rows and n columns. Its
+    first axes together are the rows, and the others the columns. Where they part,
+    `m + n` is least: an attention kernel of `(768, 12, 64)` is a matrix of 768 x 768,
+    and a convolution kernel of `(3, 3, 64, 128)` one of 576 x 128. Each step, with `Q`
+    from the step before,
 
     1. sums `M Q` over devices and makes the columns orthonormal, which gives `P`
     2. sums `M^T P` over devices, which gives the new `Q`
@@ -235,7 +234,7 @@ def power_sgd(rank: int, key: jax.Array, *, layers: int | None = None) -> PowerS
       layers: Number of layers of a model that runs them in a loop, with `nnx.scan`,
         `nn.scan` or `jax.lax.scan`. Each layer of a leaf whose first axis has this
         length is then a matrix of its own. Without it, all layers share `r` directions.
-        Of an axis that a group shards, give the length that a device holds.
+        If a group shards that axis, give the length that a device holds.
 
     Raises:
       ValueError: If `rank`, `key` or `layers` breaks its rule. When a vector is
@@ -267,67 +266,6 @@ def power_sgd(rank: int, key: jax.Array, *, layers: int | None = None) -> PowerS
     return PowerSGD(operator.index(rank), key, layers=layers)
 
 
-def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns a matrix product in the precision of its arguments on any device.
-
-    By default, TPUs multiply in bfloat16 and GPUs in TF32. The sum of what devices send
-    would then not be what is rebuilt from their sums, and no residual keeps the rest.
-    """
-    return jnp.matmul(a, b, precision="highest")
-
-
-def orthonormal(matrices: Sequence[jax.Array]) -> list[jax.Array]:
-    """Makes the columns of matrices `[..., m, r]` orthonormal, by Gram and Schmidt.
-
-    A column that depends on those before it becomes zero. NaN stays NaN. Matrices of
-    the same shape are one array for the device, which has fewer operations then.
-    """
-    by_shape: dict[tuple[int, ...], list[int]] = {}
-    for i, matrix in enumerate(matrices):
-        by_shape.setdefault(matrix.shape, []).append(i)
-    found: dict[int, jax.Array] = {}
-    for places in by_shape.values():
-        stacked = _gram_schmidt(jnp.stack([matrices[i] for i in places]))
-        found.update(zip(places, stacked, strict=True))
-    return [found[i] for i in range(len(matrices))]
-
-
-@functools.partial(jnp.vectorize, signature="(m,r)->(m,r)")
-def _gram_schmidt(columns: jax.Array) -> jax.Array:
-    def one(i: jax.Array, found: jax.Array) -> jax.Array:
-        # Columns that have had their turn are orthonormal.
-        done = jnp.where(jnp.arange(found.shape[1]) < i, found, 0.0)
-        column = lax.dynamic_index_in_dim(found, i, 1, keepdims=False)
-        # Squares of the elements could overflow or underflow in float32 otherwise.
-        largest = jnp.max(jnp.abs(column), initial=0.0)
-        column = column / jnp.where(largest == 0, 1.0, largest)
-        length = jnp.linalg.norm(column)
-        for _ in range(2):  # The second pass removes what rounding errors have left.
-            column = column - product(done, product(column, done))
-        norm = jnp.linalg.norm(column)
-        # What is left of a dependent column is rounding error. That of float32 is 6e-8
-        # for each operation, so 1e-5 leaves room for about 160 of them in the same
-        # direction.
-        kept = norm > 1e-5 * length
-        # Both comparisons are false for NaN, so that a NaN column stays NaN.
-        gone = norm <= 1e-5 * length
-        column = column / jnp.where(kept, norm, jnp.where(gone, 1.0, norm))
-        column = jnp.where(gone, 0.0, column)
-        return lax.dynamic_update_index_in_dim(found, column, i, 1)
-
-    return lax.fori_loop(0, columns.shape[1], one, columns)
-
-
-def restarted(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Scales the columns of `new` to a largest magnitude of 1."""
-    largest = jnp.max(jnp.abs(new), axis=-2, keepdims=True)
-    # A zero or NaN column would remain in all later steps, since `M Q` has it too.
-    good = jnp.isfinite(new).all(axis=-2, keepdims=True) & (largest > 0)
-    # Only the directions of the columns count, because `P` is made orthonormal.
-    # Unscaled, `Q` has the magnitude of M, and `M Q` that of its square, which may
-    # overflow.
-    return jnp.where(good, new / jnp.where(good, largest, 1.0), old)
-
-
 def total(sides: Sides) -> int:
+    """Returns the number of rows, or of columns, of all matrices together."""
     return sum(map(math.prod, sides))

@@ -132,10 +132,11 @@ class RandomK(Linear):
 
     def _parts(self, n: int) -> int:
         """Returns the number of parts that hold an element."""
-        if not n:
-            return 0
-        strata = -(-n // count(self.k, n))
-        return -(-n // strata)
+        return -(-n // self._strata(n))
+
+    def _strata(self, n: int) -> int:
+        """Returns the number of elements of a part, of which one is drawn."""
+        return -(-n // count(self.k, n)) if n else 1
 
     def project(
         self, leaves: Any, state: Any, sums: tuple[jax.Array, ...]
@@ -143,8 +144,7 @@ class RandomK(Linear):
         """Returns the drawn values, all of them NaN if any element is not finite."""
         del sums
         x: jax.Array = leaves
-        k = self._parts(x.size)
-        strata = max(1, -(-x.size // max(1, k)))
+        k, strata = self._parts(x.size), self._strata(x.size)
         # Each row is one of the strata. The last ones may hold zeros of the padding,
         # which are drawn in place of elements.
         rows = jnp.pad(x, (0, k * strata - x.size)).reshape(k, strata)
@@ -165,8 +165,7 @@ class RandomK(Linear):
 
     def _placed(self, seed: jax.Array, values: jax.Array, n: int) -> jax.Array:
         """Returns a vector `[n]` with `values` at the places that `seed` draws."""
-        k = values.size
-        strata = max(1, -(-n // max(1, k)))
+        k, strata = values.size, self._strata(n)
         zeros = jnp.zeros((k, strata), values.dtype)
         each = jnp.arange(k, dtype=jnp.int32)
         rows = zeros.at[each, _drawn(seed, k, strata)].set(values)
@@ -312,7 +311,7 @@ def _check_indices(length: int) -> None:
 
 def check_k(k: int | float) -> int | float:
     if is_integer(k, 1):
-        return operator.index(k)  # type: ignore[arg-type]
+        return int(k)
     if not (isinstance(k, numbers.Real) and 0 < k < 1):
         raise ValueError(
             "`k` must be an integer of at least 1, or a fraction between 0 and 1 such"

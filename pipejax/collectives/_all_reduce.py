@@ -37,6 +37,11 @@ class AllReduce(abc.ABC):
         """Returns the codecs of the algorithm, and those that they wrap."""
         return tuple(_codecs_in(self))
 
+    @property
+    def narrow(self) -> bool:
+        """Returns whether a codec has the range of float16, as `Codec.narrow` says."""
+        return any(codec.narrow for codec in self.codecs)
+
     @abc.abstractmethod
     def __call__(self, layout: Layout, axis_name: AxisName) -> Stages:
         """Returns the stages that sum arrays of this layout over devices.

@@ -199,8 +199,7 @@ def psum(
     if not check_codec(codec).rounds:
         raise ValueError(
             "`codec` must be linear under psum, which sums payloads without decoding"
-            " them: pj.codecs.power_sgd, acp_sgd or random_k; got"
-            f" {codec}. Choose another algorithm, such as"
-            " pj.collectives.two_shot(codec)."
+            f" them: pj.codecs.power_sgd, acp_sgd or random_k; got {codec}. Choose"
+            " another algorithm, such as pj.collectives.two_shot(codec)."
         )
     return Psum(cast(Linear, codec), None)

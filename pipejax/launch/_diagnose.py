@@ -43,7 +43,7 @@ class ProcessReport:
 
     @property
     def regular(self) -> bool:
-        """Whether it has a known pace of steps, and is not busy with other work."""
+        """Returns whether the pace of its steps is known and nothing else keeps it."""
         return self.pace > 0.0 and not self.busy
 
     def __str__(self) -> str:

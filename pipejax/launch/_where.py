@@ -112,8 +112,8 @@ def failed_save() -> BaseException | None:
 def _uses_files(files: Sequence[pathlib.Path]) -> bool:
     """Returns whether a thread reads or writes files of a checkpoint or a snapshot.
 
-    Functions that do so are also called by others that wait for all processes, and the
-    other way around, so the innermost frame counts.
+    The innermost frame of pipejax counts, because such functions call others that wait
+    for all processes, and are called by some.
     """
     own = [file for file in files if _CHECKPOINT in file.parents]
     by_orbax = any({"orbax", "checkpoint"} <= {*file.parts} for file in files)

@@ -123,8 +123,8 @@ def batch_to_hide(
     the mean inside the host (`Compute.inside`), x the exchange time, and d the seconds
     that codec and additions take on the core that computes the model (0 without
     `one_core`). A smaller batch can grow at no cost in time. With a larger batch the
-    link idles. With a sharded optimizer, each half of the
-    exchange hides behind one of the passes (`sharded_step_time`):
+    link idles. With a sharded optimizer, each half of the exchange hides behind one of
+    the passes (`sharded_step_time`):
 
     $$2 m \min(f, b) = x$$
 

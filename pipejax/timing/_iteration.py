@@ -222,8 +222,7 @@ def sharded_step_time(compute: Compute, exchange: Duration) -> float:
     $$t = \max(f, x / 2) + \max(b, x / 2) + 2 u$$
 
     The second u is the update of the prediction. This is the step of the fused
-    executor. With the host executor, a step takes
-    `pipelined_step_time`.
+    executor. With the host executor, a step takes `pipelined_step_time`.
 
     Args:
       compute: The compute times f, b and u of a step, with the update of one device.

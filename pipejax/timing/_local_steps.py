@@ -1,7 +1,8 @@
 """Step times with local steps, which exchange parameters once in a round."""
 
-import math
 from collections.abc import Sequence
+
+from pipejax._internal.round_schedule import steps_that_hide, whole_steps
 
 from ._iteration import Compute
 from ._plan import ranked
@@ -62,18 +63,12 @@ def local_steps(
         if choice.config.width > 1 or choice.config.buckets > 1:
             continue
         total, fixed = choice.exchange.total, choice.exchange.fixed
-        steps = _whole(total / compute.total)
+        steps = whole_steps(total / compute.total)
         rounds = [(factor * steps, 0) for factor in FACTORS]
-        if fixed < compute.total:
-            hidden = _whole((total - fixed) / (compute.total - fixed))
+        if hidden := steps_that_hide(compute.total, total, fixed):
             rounds = [(hidden, hidden), *rounds]
         for every, overlap in rounds:
             config = choice.config._replace(sync_every=every, overlap_steps=overlap)
             step = config.step(compute, choice.exchange, one_core=one_core)
             found.append(choice._replace(config=config, step=step))
     return ranked(found)
-
-
-def _whole(steps: float) -> int:
-    # Rounding must not add a step where an exchange takes a whole number of them.
-    return max(1, math.ceil(steps - 1e-9))

@@ -248,15 +248,17 @@ class RankedConfig(NamedTuple):
                 f"waits {_ms(waits)} for an exchange of {_ms(exchange)}, most of it"
                 f" {largest}{beside}"
             )
-        longer = self.step - self.compute
-        slack = self.slack
+        longer, slack = self.step - self.compute, self.slack
+        hidden = slack is not None and slack >= 0
         if slack is None:
             slack = 1 - exchange / self.step if self.step else 0.0
-        if slack > 0 or (slack == 0 and not longer):
+            # A step that is as long as its exchange may be longer than its compute.
+            hidden = slack > 0 or not longer
+        if hidden:
             more = f" that is {_ms(longer)} longer" if longer else ""
             return f"hidden behind compute{more}, {slack:.0%} slack"
-        hidden = _ms(exchange - longer)
-        return f"hides {hidden} of an exchange of {_ms(exchange)}: {largest}"
+        part = _ms(exchange - longer)
+        return f"hides {part} of an exchange of {_ms(exchange)}: {largest}"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the way, its times in seconds, gains and reason, as types of JSON."""

@@ -16,10 +16,10 @@ _LEAST, _MOST = 2, 32
 
 
 class Lead:
-    """The steps that are dispatched, of which the device may not have run all.
+    """The steps that were dispatched last, of which the device may not have run all.
 
-    A call waits for the step of n calls before. In steady state, the time between two
-    calls is that of a step, of which n have about a second.
+    A call waits for the step that was dispatched n calls before, where n steps take
+    about a second. Once calls wait, the time between two of them is that of a step.
     """
 
     def __init__(self) -> None:

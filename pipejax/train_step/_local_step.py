@@ -1,11 +1,9 @@
 """Runs local steps on a mesh, as `make_local_step` has made them."""
 
 import dataclasses
-import logging
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -24,9 +22,8 @@ from ._inputs import inputs_on_mesh
 from ._lead import Lead
 from ._once import Checked, compare_once
 from ._shared import check_overwritten
+from ._timed_schedule import timed_schedule
 from ._transfers import transfers_of_round
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,17 +82,7 @@ class LocalTrainStep:
         def make(schedule: RoundSchedule) -> LocalState:
             return self.rounds.init(*args, schedule=schedule)
 
-        schedule = self.rounds.schedule_to_hide(make, _timed(batch, inputs))
-        if schedule.overlap_steps:
-            message = "rounds of %d steps, which hide an exchange of all parameters"
-            _log.info(message, schedule.sync_every)
-        else:
-            _log.warning(
-                "rounds of %d steps, which wait for an exchange of all parameters:"
-                " that of the smallest chunk takes longer than a step",
-                schedule.sync_every,
-            )
-        return make(schedule)
+        return make(timed_schedule(self.rounds, make, batch, inputs))
 
     @without_mesh()
     def abstract_state(
@@ -295,18 +282,6 @@ class LocalTrainStep:
         if batch is None:
             return None
         return inputs_on_mesh(self._config, plain_batch(batch), shared)
-
-
-def _timed(batch: Any, inputs: Inputs | None) -> Inputs:
-    """Returns the inputs of steps that are timed."""
-    arrays = [isinstance(x, jax.Array | np.ndarray) for x in jax.tree.leaves(batch)]
-    if inputs is None or not all(arrays):
-        raise ValueError(
-            "`batch` must be a batch of arrays for `train.init` with sync_every='auto',"
-            f" which times steps; got {type(batch).__name__}. Pass the first batch, or"
-            " a number as `sync_every`."
-        )
-    return inputs
 
 
 def _sent(plan: Plan) -> RoundPassengers:

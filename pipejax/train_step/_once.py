@@ -15,7 +15,7 @@ from ._replicate import check_same, check_same_in_groups, check_same_inside
 
 @dataclasses.dataclass
 class Checked:
-    """What need not be checked again.
+    """The checks that have been made, and need not be made again.
 
     Attributes:
       forms: Forms of parameters and optimizer states that fit the optimizer.

@@ -90,9 +90,9 @@ def _flags(
 ) -> tuple[Transfer, ...]:
     """Returns what devices send to agree on states of codecs, and on the weight."""
     weighted = message.weight is not None
-    narrow = any(codec.narrow for codec in config.all_reduce.codecs)
+    divides = weighted and config.all_reduce.narrow
     # A state also has those of algorithms that a schedule has left behind.
-    if not (jax.tree.leaves(exchange.stages.init()) or (weighted and narrow)):
+    if not (divides or jax.tree.leaves(exchange.stages.init())):
         return ()
     size = agreed_bytes(config.devices, weighted=weighted)
     between = Transfer("all-reduce", config.devices, size)

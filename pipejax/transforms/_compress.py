@@ -22,9 +22,10 @@ def compress(codec: Codec) -> optax.GradientTransformation:
 
     In front of a plain `pmean`, the transformation shows what a codec does to training,
     but saves no bytes, unlike `pipelined_mean(..., all_reduce=ring(codec))`. The codec
-    is given all leaves together as one vector, which an algorithm may cut before it
-    encodes it. Ranges and blocks of a codec are then others, and float16 has less room.
-    If the decoded gradients are not finite, the state of the codec does not change.
+    is given all leaves together as one vector. An algorithm may cut this vector before
+    it encodes it, which changes the ranges and blocks of a codec, and in float16 it
+    leaves room for the sum over devices. If the decoded gradients are not finite, the
+    state of the codec does not change.
 
     Args:
       codec: A codec of `pj.codecs`. If it is random, fold the number of the device into

@@ -86,7 +86,7 @@ def pipelined(
 
     def init_fn(params: optax.Params) -> PipelinedState:
         inner_state = tx.init(params)
-        check_optimizer(inner_state, plain_delay=False, local_steps=False)
+        check_optimizer(inner_state)
         kind = kind_in(tx, params, width - 1)
         keeps = kind is not None and kind.name != "linear"
         if keeps:

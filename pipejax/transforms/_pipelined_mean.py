@@ -45,9 +45,10 @@ def pipelined_mean(
 
     `lax.pmean(grads, axis_name)` is the case `width=1`. At a larger width, the
     gradients of step t are summed in step t+K-1. The sum depends on nothing that this
-    step computes, so it may run beside the whole forward and backward pass. Of an
-    algorithm with several collectives in turn, only the last does; `make_train_step`
-    puts compute beside each. Between CPU processes, nothing is hidden.
+    step computes, so it may run beside the whole forward and backward pass. If an
+    algorithm has several collectives in turn, only the last one may, whereas
+    `make_train_step` puts compute beside each. Between CPU processes, nothing is
+    hidden.
 
     Put the transformation first in a chain, in place of the `pmean`:
 

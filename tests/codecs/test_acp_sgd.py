@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipejax import codecs as c
-from pipejax.codecs._power_sgd import orthonormal
+from pipejax.codecs._orthonormal import orthonormal
 
 from ..helpers import assert_bits_equal
 from .conformance import CODECS, KEY, SHAPES, N, normal

@@ -97,7 +97,7 @@ def test_power_sgd_keeps_no_nan_in_its_state():
 def test_leaf_is_sent_as_the_matrix_with_the_fewest_bytes(
     shape, layers, as_matrix, make
 ):
-    """What is decoded is that of each matrix alone, bit for bit."""
+    """Each matrix is decoded as if it were the only leaf, bit for bit."""
     codec, x = make(2, KEY, layers=layers).of((shape,)), normal(math.prod(shape))
     *stack, rows, columns = as_matrix
     assert codec.size(x.size) == 4 * 2 * math.prod(stack) * (rows + columns)

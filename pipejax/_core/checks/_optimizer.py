@@ -43,7 +43,7 @@ _CANNOT_BE_GIVEN: dict[type, str] = {
 
 
 def check_optimizer(
-    opt_state: optax.OptState, *, plain_delay: bool, local_steps: bool
+    opt_state: optax.OptState, *, plain_delay: bool = False, local_steps: bool = False
 ) -> None:
     """Raises a `ValueError` if the optimizer cannot be used in a train step.
 
@@ -52,22 +52,23 @@ def check_optimizer(
     `plain_delay` says whether gradients are applied late without weight prediction.
     """
     for kind, reason in _CANNOT_BE_GIVEN.items():
-        if _holds(opt_state, kind):
+        if _found(opt_state, kind):
             raise ValueError(f"`tx` must not hold {reason}")
-    if any(sam.cache is None for sam in _found(opt_state, optax.contrib.SAMState)):
+    sams = _found(opt_state, optax.contrib.SAMState)
+    if any(sam.cache is None for sam in sams):
         raise ValueError(
             "`tx` must not hold optax.contrib.sam with opaque_mode=True, which takes"
             " gradients of its own inside the update, without a mean over devices."
             " Leave opaque_mode at False."
         )
-    if plain_delay and _holds(opt_state, optax.contrib.SAMState):
+    if plain_delay and sams:
         raise ValueError(
             "`tx` must not hold optax.contrib.sam where gradients are applied late"
             " without weight prediction: a delay exchanges its two kinds of steps, and"
             " it diverges. Leave out weight_prediction=False and `at_once`, which does"
             " not predict, or choose width=1."
         )
-    if local_steps and _holds(opt_state, optax.contrib.SAMState):
+    if local_steps and sams:
         raise ValueError(
             "`tx` must not hold optax.contrib.sam in local steps, which would exchange"
             " the parameters that it has perturbed. Take it in make_train_step."
@@ -138,7 +139,3 @@ def check_kept_form(before: Tree, after: Tree) -> None:
 def _found(state: Any, kind: type) -> list[Any]:
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
     return [node for node in nodes if isinstance(node, kind)]
-
-
-def _holds(state: Any, kind: type) -> bool:
-    return bool(_found(state, kind))

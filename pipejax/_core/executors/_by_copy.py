@@ -40,7 +40,6 @@ def exchange_by_copy(
     # A process sums this many parts at most, before the exchange of all processes.
     parts = collections.Counter(itertools.chain(*processes_of_groups(mesh, axis)))
     scale = headroom(max(parts.values()))
-    narrow = any(codec.narrow for codec in config.all_reduce.codecs)
 
     def out(array: jax.Array, scale: float) -> jax.Array:
         parts = _by_group(array, config.devices)
@@ -77,7 +76,7 @@ def exchange_by_copy(
             message = jax.tree.map(placed, message)
             for array in jax.tree.leaves(message):
                 array.copy_to_host_async()
-            scales = _scales(message, scale, narrow=narrow)
+            scales = _scales(message, scale, narrow=config.all_reduce.narrow)
             own = jax.tree.map(out, message, scales)
         total, states = between(trained, own, states, valid)
         total = jax.tree.map(back, total, sum_specs(total), _factors(scales))

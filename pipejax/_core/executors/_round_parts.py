@@ -79,7 +79,7 @@ class RoundReads(NamedTuple):
 
     @property
     def valid(self) -> Any:
-        """Whether groups have taken a step in this round.
+        """Returns whether groups have taken a step in this round.
 
         If not, groups send zeros, and their sum is not applied, so a codec must keep
         its residual.

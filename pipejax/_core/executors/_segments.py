@@ -177,14 +177,13 @@ def _points(operations: list[TracedOperation], fractions: Sequence[float]) -> li
             # The distance from the target to the nearer end of the operation that
             # contains it.
             off = min(inside, 1 - inside) * operation.flops
-            after = inside > 0.5
-            leaves_none = after and not any(x.flops for x in operations[index + 1 :])
-            exact = off > total * short / 2 or leaves_none
-            if exact and operation.halves is not None:
+            nearer = index + (inside > 0.5)
+            leaves_none = not any(x.flops for x in operations[nearer:])
+            if operation.halves and (leaves_none or off > total * short / 2):
                 operations[index : index + 1] = operation.halves(inside)
                 index += 1
-            elif after and not leaves_none:
-                index += 1
+            elif not leaves_none:
+                index = nearer
         empty = not any(x.flops for x in operations[points[-1] : index])
         if _is_few(fraction, fractions) or empty:
             index = _least(operations, points[-1], fraction * total)
@@ -193,9 +192,9 @@ def _points(operations: list[TracedOperation], fractions: Sequence[float]) -> li
 
 
 def _is_few(fraction: float, fractions: Sequence[float]) -> bool:
-    """Returns whether a stage sends a few numbers.
+    """Returns whether a stage sends only a few numbers.
 
-    It needs only something to wait beside, not its exact share.
+    Such a stage needs something to wait beside, but not its exact share.
     """
     return fraction * len(fractions) < 0.1
 

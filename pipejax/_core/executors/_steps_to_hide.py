@@ -1,6 +1,5 @@
 """Finds the round that hides an exchange of all parameters, by timing its parts."""
 
-import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from pipejax._internal.round_schedule import RoundSchedule
+from pipejax._internal.round_schedule import RoundSchedule, steps_that_hide, whole_steps
 from pipejax._internal.types import Tree
 
 MARGIN = 1.25
@@ -44,22 +43,18 @@ def schedule_to_hide(timed: Timed) -> RoundSchedule:
 
     $$1.25 (x + (n - 1) l) \le n c$$
 
-    If l is so long that this takes more than `WAITS x` seconds of steps, or for ever,
-    rounds have this length, and all groups wait for their exchange.
+    If no such n steps take at most `WAITS x` seconds, rounds take this long, and all
+    groups wait for their exchange.
     """
     c, x = timed.step, timed.exchange
     # A chunk takes l and its share of the rest.
     fixed = (PARTS * timed.part - x) / (PARTS - 1)
     fixed = min(max(fixed, 0.0), timed.part)
-    waits = RoundSchedule(_whole(WAITS * x / c), 0)
-    if MARGIN * fixed >= c:
+    waits = RoundSchedule(whole_steps(WAITS * x / c), 0)
+    steps = steps_that_hide(c, MARGIN * x, MARGIN * fixed)
+    if steps is None or steps > waits.sync_every:
         return waits
-    steps = _whole(MARGIN * (x - fixed) / (c - MARGIN * fixed))
-    return RoundSchedule(steps, steps) if steps <= waits.sync_every else waits
-
-
-def _whole(steps: float) -> int:
-    return max(1, math.ceil(steps - 1e-9))  # a rounding error must not add one
+    return RoundSchedule(steps, steps)
 
 
 def agreed(schedule: RoundSchedule) -> RoundSchedule:

@@ -69,15 +69,14 @@ def in_means(agree: Agreement, stages: Stages, *, narrow: bool) -> Stages:
     `narrow`: products with a weight would leave the range of float16.
     """
 
-    def before(value: Summands, states: CodecStates) -> tuple[Summands, CodecStates]:
-        by = agree().mean_weight if states or narrow else None
-        return value if by is None else divided(value, by), states
+    def dividing(weight: Callable[[], jax.Array]) -> Stages:
+        def stage(value: Summands, states: CodecStates) -> tuple[Summands, CodecStates]:
+            return divided(value, weight()) if states or narrow else value, states
 
-    def after(value: Summands, states: CodecStates) -> tuple[Summands, CodecStates]:
-        by = 1 / agree().mean_weight if states or narrow else None
-        return value if by is None else divided(value, by), states
+        return Stages((Local(stage),))
 
-    return Stages((Local(before),)) + stages + Stages((Local(after),))
+    before = dividing(lambda: agree().mean_weight)
+    return before + stages + dividing(lambda: 1 / agree().mean_weight)
 
 
 def divided(value: Summands, weight: jax.Array) -> Summands:

@@ -55,6 +55,5 @@ def averaging(
     stages = on_shards_of(message, all_reduce)(layout_of(message), axis_name)
     agree = agreement(message, valid, axis_name)
     if message.weight is not None:
-        narrow = any(codec.narrow for codec in all_reduce.codecs)
-        stages = in_means(agree, stages, narrow=narrow)
+        stages = in_means(agree, stages, narrow=all_reduce.narrow)
     return Exchange(summands(message), stages.guarded(lambda: agree().usable), end)

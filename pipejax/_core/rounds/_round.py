@@ -104,8 +104,8 @@ def arrived(
     """Applies the mean of a chunk to the anchor.
 
     A chunk that is not finite is left out by all groups alike: it moves nothing, and
-    its difference stays for the next round. Some codecs make something of the zeros of
-    parameters that are not trained, which stay as they are.
+    its difference stays for the next round. Parameters that are not trained stay as
+    they are, also if a codec decodes their zeros to other numbers.
 
     Args:
       outer_tx: The outer optimizer.
@@ -170,10 +170,10 @@ def reporting(before: Passengers, message: Message) -> Passengers:
 
 
 def check_changes(form: Form, model_state: ModelState, message: Message) -> None:
-    """Raises a `ValueError` unless rounds average what changes of the model state.
+    """Raises a `ValueError` unless rounds average exactly what changes of the state.
 
-    A leaf that does not change would be sent, and one that is infinite would make every
-    change NaN.
+    Without the check, a leaf that does not change would be sent, and if it is infinite,
+    the change of every leaf would become NaN.
     """
     averages = jax.tree_util.tree_leaves_with_path(form.averages(model_state))
     there = {path for path, averaged in averages if averaged}
@@ -183,10 +183,10 @@ def check_changes(form: Form, model_state: ModelState, message: Message) -> None
         now = "changes" if leaf in changed else "returns unchanged"
         was = "unchanged" if leaf in changed else "one that may change"
         raise ValueError(
-            "`batch` must show `train.init` the model state that `loss_fn` changes: it"
-            f" {now} `model_state{jax.tree_util.keystr(leaf)}`, and the state has it as"
-            f" {was}. Give `batch` to the `train.init` or `train.abstract_state` that"
-            " made it. To go on from a state, drain it, and call"
+            "`batch` must show `train.init` the model state that `loss_fn` changes: the"
+            f" loss {now} `model_state{jax.tree_util.keystr(leaf)}`, and the state has"
+            f" it as {was}. Give `batch` to the `train.init` or `train.abstract_state`"
+            " that made it. To go on from a state, drain it, and call"
             " `train.init(state.params, model_state=state.model_state, batch=batch)`."
         )
 

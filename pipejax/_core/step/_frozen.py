@@ -31,8 +31,7 @@ def without_frozen(tx: optax.GradientTransformation, params: optax.Params) -> Tr
     all, the parameters are returned as they are.
     """
     leaves, structure = jax.tree.flatten(params)
-    forms = tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
-    reads = _reads(tx, structure, forms)
+    reads = _reads(tx, structure, _forms(leaves))
     kept = [leaf if read else None for leaf, read in zip(leaves, reads, strict=True)]
     return jax.tree.unflatten(structure, kept)
 
@@ -40,17 +39,21 @@ def without_frozen(tx: optax.GradientTransformation, params: optax.Params) -> Tr
 def moves(tx: optax.GradientTransformation, params: optax.Params) -> Tree:
     """Returns for each parameter whether its update may be other than zero.
 
-    An update may be so without a gradient, as by weight decay, and a gradient may be
-    read without one, as by a norm. What depends on counters alone is zero: an optimizer
-    that accumulates gradients chooses by them between zeros and zeros.
+    It may be so without a gradient, as with weight decay. If an update depends on
+    counters alone, it is zero: an optimizer that accumulates gradients chooses by them
+    between zeros and zeros.
     """
     leaves, structure = jax.tree.flatten(params)
-    forms = tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
-    found, counters = _found(tx, structure, forms)
-    updates = [{i if i >= 0 else -1 - i for i in each} for each in found]
+    found, counters = _found(tx, structure, _forms(leaves))
+    # A dependence by a jump is a negative number.
+    updates = [{max(i, -1 - i) for i in each} for each in found]
     return jax.tree.unflatten(
         structure, [not updates[i] <= counters for i in range(len(leaves))]
     )
+
+
+def _forms(leaves: list[Any]) -> tuple[Any, ...]:
+    return tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
 
 
 # An update of many arrays takes seconds to trace, and several programs ask.
@@ -58,9 +61,9 @@ def moves(tx: optax.GradientTransformation, params: optax.Params) -> Tree:
 def _found(
     tx: optax.GradientTransformation, structure: Any, forms: tuple[Any, ...]
 ) -> tuple[list[frozenset[int]], frozenset[int]]:
-    """Returns on what each result of an update depends, and which are counters.
+    """Returns what each result of an update depends on, and which of it are counters.
 
-    Arguments are counted leaf by leaf: gradients, optimizer state, parameters, loss.
+    The leaves of gradients, optimizer state, parameters and loss are numbered in turn.
     """
     params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*x) for x in forms])
     opt_state = jax.eval_shape(tx.init, params)
@@ -75,7 +78,6 @@ def _reads(
     tx: optax.GradientTransformation, structure: Any, forms: tuple[Any, ...]
 ) -> tuple[bool, ...]:
     """Returns for each parameter whether any result of an update needs its gradient."""
-    params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*x) for x in forms])
     found, _ = _found(tx, structure, forms)
     numbers = range(len(forms))
     read = frozenset(numbers) & frozenset[int]().union(*found)
@@ -84,7 +86,8 @@ def _reads(
     # The first results are the updates of the parameters, in their order.
     still = [i for i in numbers if i in read and not found[i] & frozenset(numbers)]
     if still:
-        path, _ = jax.tree_util.tree_leaves_with_path(params)[still[0]]
+        named = jax.tree.unflatten(structure, numbers)
+        path, _ = jax.tree_util.tree_leaves_with_path(named)[still[0]]
         _log.warning(
             "the gradients of %d parameters, the first of params%s, are sent although"
             " their own updates do not need them: another part of `tx` does. Put that"

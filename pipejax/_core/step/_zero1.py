@@ -194,11 +194,10 @@ def _exchange(
     )
 
     agree = agreement(message, valid.message, name)
-    narrow = any(codec.narrow for codec in all_reduce.codecs)
 
     def weigh(value: Tree, states: CodecStates) -> tuple[Any, Any]:
         sums, (learned, valid, weight) = value
-        if weight is not None and (states or narrow):  # as in `in_means`
+        if weight is not None and (states or all_reduce.narrow):  # as in `in_means`
             weight = agree().mean_weight
             sums = divided(sums, weight)
         return (sums, (learned, valid, weight)), states

@@ -38,6 +38,9 @@ class Source(NamedTuple):
 Catalogue = Sequence[Sequence[Kept]]
 """The files that each process lists, by rank."""
 
+_Key = tuple[Moment, str, str]
+"""What files that belong together share: moment, form of the state, and opening."""
+
 
 def listed(folder: pathlib.Path) -> list[Kept]:
     """Lists the whole files of a folder."""
@@ -57,9 +60,9 @@ def sources(catalogue: Catalogue) -> dict[Moment, list[list[Source]]]:
     A process reads its part from its own host, or else from another, or else a copy of
     it and the part that has the rest.
     """
-    here: dict[tuple[Moment, str, str], dict[int, list[Source]]]
+    here: dict[_Key, dict[int, list[Source]]]
     here = defaultdict(lambda: defaultdict(list))
-    copies: dict[tuple[Moment, str, str], dict[int, list[tuple[Source, int]]]]
+    copies: dict[_Key, dict[int, list[tuple[Source, int]]]]
     copies = defaultdict(lambda: defaultdict(list))
     for process, files in enumerate(catalogue):
         for file in files:

@@ -156,7 +156,7 @@ class Memory:
 
 
 def _boot() -> str:
-    """Returns what tells hosts of one name apart."""
+    """Returns the identifier of this boot, which differs between hosts."""
     try:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

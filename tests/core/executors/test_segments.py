@@ -150,7 +150,7 @@ def test_pieces_have_the_given_shares():
 @pytest.mark.parametrize("function", [layers, scanned])
 @pytest.mark.parametrize("ends", [0.11, 0.06, 0.02])
 def test_short_segments_at_both_ends_have_work(function, ends):
-    """As in two levels, whose first and last stage send inside of hosts."""
+    """In two levels, the first and last stage send only inside hosts."""
     given = [ends, 0.5 - ends, 0.5 - ends, ends]
     segments, _ = segments_of(jax.value_and_grad(function), given, *example())
     found = shares_of(segments)

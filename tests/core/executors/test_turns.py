@@ -44,7 +44,7 @@ def test_deleted_result_is_not_waited_for(monkeypatch):
 
 
 def test_step_waits_for_a_program_of_another_state(monkeypatch):
-    """As after a drain whose state is put aside, or a step of another train step."""
+    """It may be a drain whose state is put aside, or of another train step."""
     mesh, noted = pj.data_mesh(4), []
     train, other = (
         pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=mesh, executor="fused")

@@ -156,21 +156,6 @@ def test_norm_equals_the_gradient_of_the_optimizer():
             assert info.grad_norm == pytest.approx(float(state.opt_state[0]), rel=1e-5)
 
 
-@pytest.mark.parametrize("executor", ["fused", "host"])
-def test_batch_with_nan_is_skipped_and_forgotten(executor):
-    data = batches(6)
-    data[2]["x"][0, 0] = np.nan
-    train, skipped = make(executor=executor), []
-    state = train.init(init_params())
-    for batch in data:
-        state, info = train.step(state, batch)
-        skipped.append(int(info.skipped))
-    # Both parts of the gradient are skipped, in this step and in the next.
-    assert skipped == [0, 0, 1, 2, 2, 2]
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
-    assert len(set(pj.replica_digest(state).values())) == 1
-
-
 def test_weights_divide_both_parts():
     """Devices of other weights give the step of one device with the whole batch."""
 
@@ -240,55 +225,6 @@ def test_groups_lose_nothing_of_the_ranks_of_their_shards():
     assert not np.allclose(found[0]["hidden"], wanted[0]["hidden"], atol=1e-5)
     assert not np.allclose(found[0]["hidden"], PARAMS["hidden"], atol=1e-5)
     del train
-
-
-@pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"at_once": None, "delayed": {"hidden": True, "bias": False, "out": True}}],
-)
-def test_infinite_model_state_skips_both_parts(settings, executor):
-    """As does a gradient that is not finite."""
-
-    def loss(params, batch, *, model_state):
-        seen = model_state + batch["new"].sum()
-        return loss_fn(params, batch), pj.Aux(model_state=seen)
-
-    def run(name, value):
-        data = [x | {"new": np.ones(len(x["x"]), np.float32)} for x in batches(5)]
-        data[2][name][0] = value
-        train = make(
-            optax.sgd(0.1),
-            loss=loss,
-            executor=executor,
-            weight_prediction=False,
-            **settings,
-        )
-        state = train.init(init_params(), model_state=jnp.zeros(()), batch=data[0])
-        points = []
-        for batch in data:
-            state, _ = train.step(state, batch)
-            points.append(jax.device_get((state.params, state.model_state)))
-        return points
-
-    assert_bits_equal(run("new", np.inf), run("x", np.nan))
-
-
-def test_infinite_changes_leave_gradients_alone_if_nothing_is_skipped():
-    def loss(params, batch, *, model_state):
-        seen = model_state + batch["new"].sum()
-        return loss_fn(params, batch), pj.Aux(model_state=seen)
-
-    def run(value):
-        data = [x | {"new": np.ones(len(x["x"]), np.float32)} for x in batches(4)]
-        data[1]["new"][0] = value
-        train = make(optax.sgd(0.1), loss=loss, skip_nonfinite=False)
-        state = train.init(init_params(), model_state=jnp.zeros(()), batch=data[0])
-        for batch in data:
-            state, _ = train.step(state, batch)
-        return state.params
-
-    assert_bits_equal(run(np.inf), run(1.0))
 
 
 def test_restored_run_continues_bit_for_bit(tmp_path):

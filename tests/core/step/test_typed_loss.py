@@ -126,7 +126,7 @@ def trained(kind, **options):
     return state.params, state.opt_state, state.model_state
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize("kind", each(["auto", "explicit"], full=["auto"]))
 def test_sharded_optimizer_has_pieces_of_a_shard(kind):
     """The second matrix has an axis that groups do not split."""
     _, _, state = started(kind, shard_optimizer=True)
