@@ -84,8 +84,8 @@ def on_hosts(config: Config, method: str, seed: int) -> Any:
 def rows(cells: list[Run]) -> list[list[str]]:
     """Returns titles, then a row for each way to train, the quickest first.
 
-    Figures are those at the end of a run, as means over seeds. Of the losses, there is
-    a standard error. A column has the seconds until a test finds a loss that is `NEAR`
+    Figures are those at the end of a run, as means over seeds, with the standard error
+    of the loss. A column has the seconds until a test finds a loss at most `NEAR` above
     the lowest of all ways, or a dash if not all seeds reach it.
     """
     names = dict.fromkeys(cell["method"] for cell in cells)
