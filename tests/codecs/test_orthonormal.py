@@ -16,7 +16,7 @@ def matrix(*shape):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
-def test_columns_equal_those_of_a_qr_decomposition(scale):
+def test_columns_equal_a_qr_decomposition(scale):
     given = [matrix(8, 3), matrix(5, 2), matrix(4, 8, 3)]
     found = orthonormal([jnp.asarray(x * np.float32(scale)) for x in given])
     for before, after in zip(given, found, strict=True):
@@ -33,7 +33,7 @@ def test_dependent_column_becomes_zero():
     np.testing.assert_allclose(np.linalg.norm(found[:, 0]), 1, rtol=1e-6)
 
 
-def test_nan_stays():
+def test_nan_stays_in_columns():
     given = matrix(2, 4, 2)
     given[1, 0, 0] = np.nan
     (found,) = orthonormal([jnp.asarray(given)])

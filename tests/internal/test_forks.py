@@ -23,6 +23,6 @@ assert ended == [closed], ended
 """
 
 
-def test_child_has_closed_what_it_should():
+def test_child_has_closed_connections_and_locks():
     """The fork is in another process, because JAX warns of forks."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], check=True)
