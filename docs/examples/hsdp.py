@@ -1,18 +1,13 @@
 """Trains a transformer (Flax NNX) that the devices of each host shard (HSDP, ZeRO-1).
 
 Inside a host, the devices shard the parameters (FSDP). Between hosts, the exchange of
-gradients is hidden, and each host keeps its share of the optimizer (ZeRO-1). Start one
-process on each host, with all of its GPUs:
-
-    srun -N 4 --ntasks-per-node 1 --gpus-per-node 8 --cpus-per-task 32 \\
-        pipejax launch --max-restarts 3 -- python hsdp.py --text input.txt
+gradients is hidden, and each host keeps its share of the optimizer (ZeRO-1).
 
 The tokens are the bytes of a file. Without `--text`, sentences are generated. Started
 again, the program continues from its last checkpoint.
 """
 
 import dataclasses
-import functools
 import pathlib
 
 import jax
@@ -21,7 +16,6 @@ import numpy as np
 import optax
 import tyro
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 import pipejax.flax.nnx
@@ -51,11 +45,12 @@ def tokens(path):
     return np.split(found, [len(found) * 9 // 10])
 
 
-def part_at(number, text, config):
-    """Returns this process's part of a batch. It depends on the number alone."""
+def batch_at(number, text, train, config):
+    """Returns a batch, whose parts depend on its number and on the process alone."""
     rng = np.random.default_rng((number, jax.process_index()))
     starts = rng.integers(len(text) - config.length, size=(config.part, 1))
-    return text[starts + np.arange(config.length + 1)[None]]
+    part = text[starts + np.arange(config.length + 1)[None]]
+    return train.batch(part, axis_name=AXES)
 
 
 def linear(inputs, outputs, spec, rngs):
@@ -90,23 +85,18 @@ class Transformer(nnx.Module):
 
     def __call__(self, tokens, rows):
         def split(x):  # by the axes of the batch; otherwise XLA may sum activations
-            return jax.lax.with_sharding_constraint(x, P(rows))
+            return jax.lax.with_sharding_constraint(x, jax.P(rows))
 
-        x = self.tokens(tokens) + self.places(jnp.arange(tokens.shape[1]))[None]
-        x = split(x)
+        x = split(self.tokens(tokens) + self.places(jnp.arange(tokens.shape[1]))[None])
         for block in self.blocks:
             x = split(block(x))
         return split(self.logits(x))
 
 
-def mean_loss(model, batch, rows):
+def loss_fn(model, batch, rows="fsdp"):  # a host sees its own share
     logits = model(batch[:, :-1], rows).astype(jnp.float32)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:])
     return losses.mean()
-
-
-loss_fn = functools.partial(mean_loss, rows="fsdp")  # a host sees its own share
-test_loss = nnx.jit(functools.partial(mean_loss, rows=AXES))  # all hosts together
 
 
 def main(config):
@@ -117,8 +107,7 @@ def main(config):
     @nnx.jit
     def create():  # no device ever holds the whole model
         model = Transformer(config, rngs=nnx.Rngs(0))
-        variables = nnx.state(model)
-        specs = nnx.get_partition_spec(variables)
+        specs = nnx.get_partition_spec(variables := nnx.state(model))
         nnx.update(model, jax.lax.with_sharding_constraint(variables, specs))
         return model
 
@@ -137,14 +126,12 @@ def main(config):
     )
     state, infos = train.init(params, model_state=model_state), []
 
-    def batch_at(number, text):
-        return train.batch(part_at(number, text, config), axis_name=AXES)
-
+    test_loss = nnx.jit(lambda *given: loss_fn(*given, AXES))  # all hosts together
     with checkpoint.manager(config.folder) as manager:
         if manager.latest_step() is not None:
             state = checkpoint.restore(manager, train, state).state
         for step in range(int(state.step), config.steps):
-            state, info = train.step(state, batch_at(step, text))
+            state, info = train.step(state, batch_at(step, text, train, config))
             infos.append(info)
             if (step + 1) % config.test == 0 or step + 1 == config.steps:
                 state, late = train.drain(state)
@@ -152,8 +139,8 @@ def main(config):
                 # Gathers the shares of hosts, in float32. Devices still shard.
                 nnx.update(model, train.whole_params(state))
                 with jax.set_mesh(mesh):
-                    found = [test_loss(model, batch_at(n, test)) for n in range(8)]
-                    tested = np.mean([float(x) for x in found])
+                    some = (batch_at(n, test, train, config) for n in range(8))
+                    tested = np.mean([float(test_loss(model, each)) for each in some])
                 if jax.process_index() == 0:
                     print(f"{step + 1}: loss {loss:.4f}, test loss {tested:.4f}")
                 checkpoint.save(manager, state)

@@ -1,25 +1,21 @@
 """Trains a small GPT (Flax NNX) on several processes, with all that a long run needs.
 
-On one machine, and on four hosts with two processes and eight GPUs each:
-
-    pipejax launch --processes 2 -- python nanogpt.py --text input.txt
-    srun -N 4 --ntasks-per-node 2 --gpus-per-task 4 --gpu-bind none \\
-        pipejax launch --max-restarts 3 -- python nanogpt.py --hosts 4 --text input.txt
-
 The tokens are the bytes of a file. Without `--text`, sentences are generated. Started
 again, the program continues from its last checkpoint.
 """
 
 import dataclasses
+import itertools
 import pathlib
-import sys
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
 from flax import nnx
+from gpt import GPT, loss_fn
 from jax.experimental import multihost_utils
 
 import pipejax as pj
@@ -31,6 +27,7 @@ from pipejax import checkpoint
 class Config:
     folder: str = "run"
     text: str = ""
+    project: str = ""  # of Weights & Biases; without it, the log is printed
     hosts: int = 1  # machines, which may run several processes each
     steps: int = 2000
     part: int = 16  # sequences of each process in a batch
@@ -51,45 +48,12 @@ def tokens(path):
     return np.split(found, [len(found) * 9 // 10])
 
 
-def part_at(number, text, config):
-    """Returns this process's part of a batch. It depends on the number alone."""
-    rng = np.random.default_rng((number, jax.process_index()))
-    starts = rng.integers(len(text) - config.length, size=(config.part, 1))
-    return text[starts + np.arange(config.length + 1)[None]]
-
-
-class Block(nnx.Module):
-    def __init__(self, n, *, rngs):
-        self.norms = nnx.List([nnx.LayerNorm(n, rngs=rngs) for _ in range(2)])
-        self.attend = nnx.MultiHeadAttention(4, n, decode=False, rngs=rngs)
-        self.up = nnx.Linear(n, 4 * n, rngs=rngs)
-        self.down = nnx.Linear(4 * n, n, rngs=rngs)
-
-    def __call__(self, x, mask):
-        x = x + self.attend(self.norms[0](x), mask=mask)
-        return x + self.down(jax.nn.gelu(self.up(self.norms[1](x))))
-
-
-class GPT(nnx.Module):
-    def __init__(self, config, *, rngs):
-        self.tokens = nnx.Embed(256, config.width, rngs=rngs)
-        self.places = nnx.Embed(config.length, config.width, rngs=rngs)
-        self.norm = nnx.LayerNorm(config.width, rngs=rngs)
-        blocks = [Block(config.width, rngs=rngs) for _ in range(config.layers)]
-        self.blocks = nnx.List(blocks)
-
-    def __call__(self, tokens):
-        x = self.tokens(tokens) + self.places(jnp.arange(tokens.shape[1]))[None]
-        mask = nnx.make_causal_mask(tokens)
-        for block in self.blocks:
-            x = block(x, mask)
-        return self.tokens.attend(self.norm(x))
-
-
-def loss_fn(model, batch):
-    logits = model(batch[:, :-1]).astype(jnp.float32)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:])
-    return losses.mean()
+def parts(text, config):
+    """Yields this process's parts of the batches, which threads read ahead."""
+    data = grain.MapDataset.range(len(text) - config.length).seed(0).shuffle().repeat()
+    data = data[jax.process_index() :: jax.process_count()]
+    data = data.map(lambda start: text[start : start + config.length + 1])
+    return iter(data.batch(config.part).to_iter_dataset())
 
 
 def with_ema(tx, decay):
@@ -106,16 +70,24 @@ def with_ema(tx, decay):
     return optax.GradientTransformation(init, update)
 
 
-def write(scalars, step):
-    """Logs on process 0. With Weights & Biases, call `wandb.log(scalars, step)`."""
-    if jax.process_index() == 0:
-        print(step, *(f"{name} {value:.4f}" for name, value in scalars.items()))
+def logger(config):
+    """Returns a function that logs numbers on process 0."""
+    if jax.process_index() != 0:
+        return lambda found, step: None
+    if config.project:
+        import wandb
+
+        # A job that is started again goes on with its run.
+        name = pathlib.Path(config.folder).resolve().name
+        return wandb.init(project=config.project, id=name, resume="allow").log
+    return lambda found, step: print(step, *(f"{k} {v:.4f}" for k, v in found.items()))
 
 
 def main(config):
     pj.launch.initialize(config=vars(config))  # before anything asks for a device
     text, test = tokens(config.text)
-    model = GPT(config, rngs=nnx.Rngs(0))  # the same on all processes
+    shape = config.length, config.layers, config.width
+    model = GPT(*shape, rngs=nnx.Rngs(0))  # the same on all processes
     pure_loss, params, model_state = pj.flax.nnx.split(model, loss_fn)
     rate = optax.warmup_cosine_decay_schedule(0, config.rate, 100, config.steps + 100)
     adamw = optax.adamw(rate, b2=0.99, weight_decay=0.1)
@@ -128,16 +100,20 @@ def main(config):
         mesh=pj.data_mesh(axis_name=("host", "device"), hosts=config.hosts),
         axis_name=("host", "device"),
         all_reduce=pj.collectives.hierarchical(outer=between),
+        compute_dtype=jnp.bfloat16,
         width=2,
         donate=True,
     )
-    state = train.init(params, model_state=model_state)
-    recent, test_loss = [], nnx.jit(loss_fn)
+    state, batches = train.init(params, model_state=model_state), parts(text, config)
+    recent, test_loss, write = [], nnx.jit(loss_fn), logger(config)
 
     def tested(params):
         nnx.update(model, params)
-        parts = (train.batch(part_at(n, test, config)) for n in range(20))
-        return np.mean([float(test_loss(model, part)) for part in parts])
+        some = map(train.batch, itertools.islice(parts(test, config), 20))
+        return np.mean([float(test_loss(model, part)) for part in some])
+
+    def save():
+        checkpoint.save(manager, state, {"data": batches.get_state()})
 
     with (
         pj.launch.Watchdog(limit=60.0) as watchdog,
@@ -146,14 +122,14 @@ def main(config):
         if manager.latest_step() is not None:
             restored = checkpoint.restore(manager, train, state)
             state, recent = restored.state, [*restored.infos]
+            batches.set_state(restored.extras["data"])
         for step in range(int(state.step), config.steps):
             watchdog.step(step)
             if multihost_utils.reached_preemption_sync_point(step):  # after SIGTERM
                 if manager.latest_step() != step:
-                    checkpoint.save(manager, state)
-                sys.exit()
-            part = part_at(step, text, config)
-            state, info = train.step(state, train.batch(part))
+                    save()
+                return
+            state, info = train.step(state, train.batch(next(batches)))
             recent, done = [*recent, info], step + 1
             if done % config.log == 0:
                 mean, recent = pj.mean_info(recent), []
@@ -167,7 +143,7 @@ def main(config):
                     found = {"test loss": tested(state.params)}
                     found["test loss of the average"] = tested(state.opt_state[1])
                 write(found, step=done)
-                checkpoint.save(manager, state)
+                save()
 
 
 if __name__ == "__main__":

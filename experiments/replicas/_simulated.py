@@ -118,7 +118,7 @@ class Simulated:
         """Returns what is trained, with what predictions need among replicas."""
         length, init = self.train.width - 1, self.train.config.step.init
         mapped = jax.vmap(
-            lambda _: init(common.trainable, True, length),
+            lambda _: init(common.trainable, length),
             out_axes=None,
             axis_name=self.train.axis_name,
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import cluster
 from experiments.convergence import Run
 from pipejax._internal.figures import new_figure
 
@@ -14,6 +15,8 @@ COLORS = {
     "Pipe-SGD, int4 fed back": "tab:cyan",
     "Pipe-SGD, int8 fed back": "tab:green",
     "Pipe-SGD": "tab:olive",
+    "D-Sync, int4 fed back": "tab:purple",
+    "D-Sync, int8 fed back": "black",
     "DDP, PowerSGD, rank 4": "tab:orange",
     "DDP, PowerSGD": "tab:pink",
     "DDP, fp16": "tab:brown",
@@ -32,7 +35,7 @@ def picture(cells: list[Run], path: pathlib.Path) -> None:
         loss = _mean(curves, "loss")
         left.plot(_mean(curves, "seconds"), loss, color=COLORS[name], label=name)
         right.plot(_mean(curves, "megabytes"), loss, color=COLORS[name])
-    rate = cells[0]["rate"]
+    rate = cluster.shown_rate(cells[0]["rate"])
     counts = {sum(cell["method"] == name for cell in cells) for name in names}
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     left.set(ylabel="validation loss in nats", xlabel="seconds of training")
@@ -42,7 +45,7 @@ def picture(cells: list[Run], path: pathlib.Path) -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
-        f"nanoGPT's model for CPUs, four emulated hosts on 2 cores, links of {rate}, "
+        f"nanoGPT's model for CPUs, four emulated hosts on 2 cores, {rate} links, "
         + ("one seed" if counts == {1} else f"means of {seeds} seeds"),
         fontsize="medium",
     )

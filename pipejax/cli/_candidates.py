@@ -10,10 +10,10 @@ USUAL = ("bf16", "int8", "fp8_e4m3", "int4", "power_sgd")
 Each of the other codecs loses more accuracy in docs/benchmarks/compression.md, is not
 measured there, or sends about as many bytes as one of these.
 """
-_WITH_PREDICTION = ("int8", "truncate")
-# The codecs with which pipelined steps with weight prediction by own gradients have
-# been compared with synchronous training, in `ring`, which encodes a value more often
-# than `two_shot`. See docs/benchmarks/speed.md.
+_WITH_PREDICTION = ("int8", "int4", "truncate")
+# The codecs with which pipelined steps with weight prediction have been compared with
+# synchronous training: int8 and truncate in `ring` on images, and int8 and int4 with
+# error feedback in `two_shot` on text. See docs/benchmarks/speed.md.
 
 
 def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:

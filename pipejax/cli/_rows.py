@@ -34,9 +34,8 @@ def about_accuracy(choices: Iterable[timing.RankedConfig]) -> list[str]:
         return []
     return [
         f"{NOT_MEASURED.capitalize()}: this codec has not been compared"
-        " with synchronous training in such a step. int8 and truncate have been, in"
-        " ring and with prediction by own gradients. Compare a short run with one"
-        " of width 1."
+        " with synchronous training in such a step. Compare a short run with one of"
+        " width 1."
     ]
 
 

@@ -206,13 +206,13 @@ def _maker(
 
     def local(arguments: Arguments) -> PipelineState:
         params, model_state, rng, opt_state = arguments
-        new, known = step.settings.tx.init(params), opt_state is not None
-        opt_state = restructured(opt_state, new) if known else new
+        new = step.settings.tx.init(params)
+        opt_state = new if opt_state is None else restructured(opt_state, new)
         opt_state = jax.tree.map(jnp.asarray, opt_state)  # may be Python numbers
         whole = Trainable(params, opt_state, shards=shards)
         length = config.width - 1
         return PipelineState(
-            trainable=step.init(whole, known, length),
+            trainable=step.init(whole, length),
             model_state=model_state,
             in_flight=empty(like, config.width, {}),
             rng=rng,

@@ -141,13 +141,13 @@ def test_device_speed_is_taken_from_its_memory(capsys):
 
 
 def test_rows_of_codecs_without_measured_accuracy_say_so(capsys):
-    """int8 has been trained with weight prediction, and int4 has not."""
+    """int4 has been trained with weight prediction, and fp8 has not."""
     given = ("--hosts", "4", "--bandwidth", "10gbit", "--top", "999")
     assert plan(*given, parameters="30M", compute="10") == 0
     ways, summary, *_ = capsys.readouterr().out.split("\n\n")[1:]
     said = {line[5:69].strip(): line for line in ways.splitlines()}
-    assert said["width 2, two_shot, int4"].endswith("; accuracy not measured")
-    for way in ("2, two_shot, int8", "1, two_shot, int4", "2, psum, uncompressed"):
+    assert said["width 2, two_shot, fp8_e4m3"].endswith("; accuracy not measured")
+    for way in ("2, two_shot, int4", "1, two_shot, fp8_e4m3", "2, psum, uncompressed"):
         assert "not measured" not in said[f"width {way}"]
     assert "\nAccuracy not measured: this codec has not been compared" in summary
 

@@ -29,8 +29,7 @@ def replicated_step(settings: Settings) -> Step:
     begin = functools.partial(empty_mean, settings, kind_of)
     at = functools.partial(point, settings, kind_of)
 
-    def init(whole: Trainable, known: bool, length: int) -> Trainable:
-        del known
+    def init(whole: Trainable, length: int) -> Trainable:
         counters = delayed_counters(settings, whole)
         return whole._replace(mean=begin(whole, length), delayed_counters=counters)
 

@@ -110,9 +110,8 @@ class Step(NamedTuple):
     Attributes:
       layout: `(params, shards, message, mesh) -> Shards` says how the arrays of a state
         are split, from shapes alone. The given shards leave out the optimizer's state.
-      init: `(whole, known, length) -> Trainable` makes what is trained as this device
-        keeps it, for queues of `length` messages. `known` says whether the optimizer's
-        state was given.
+      init: `(whole, length) -> Trainable` makes what is trained as this device keeps
+        it, for queues of `length` messages.
       message: `(params, model_state, rng, inputs, shards)` returns the message of a
         batch, and the leaves of the model state that advance at once.
       compute: `(state, in_flight, inputs) -> Message, Computed`.
@@ -128,7 +127,7 @@ class Step(NamedTuple):
 
     settings: Settings
     layout: Callable[[optax.Params, Shards, Message, Mesh], Shards]
-    init: Callable[[Trainable, bool, int], Trainable]
+    init: Callable[[Trainable, int], Trainable]
     message: Callable[..., tuple[Message, Any]]
     compute: Callable[[Common, InFlight, Inputs], tuple[Message, Computed]]
     exchange: Callable[[Trainable | None, Message, Valid, AllReduce], Exchange]

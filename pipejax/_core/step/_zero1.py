@@ -135,13 +135,11 @@ def _empty_mean(
 
 
 def _init(
-    settings: Settings, kind_of: KindOf, whole: Trainable, known: bool, length: int
+    settings: Settings, kind_of: KindOf, whole: Trainable, length: int
 ) -> Trainable:
     """Returns this device's pieces, and what every device has whole."""
-    mean = _empty_mean(settings, kind_of, whole, length)
-    if mean is not None:  # an optimizer that goes on is expanded at a mean of zero
-        mean = mean._replace(known=jnp.array(known))
-    whole, partition = whole._replace(mean=mean), Partition.of(settings, whole)
+    whole = whole._replace(mean=_empty_mean(settings, kind_of, whole, length))
+    partition = Partition.of(settings, whole)
     pieces = jax.tree.map(
         lambda x, spec: partition.devices.piece(x, split_of(spec, x.ndim)),
         whole,

@@ -6,9 +6,8 @@ they have the new mean m. In place of the parameters w, devices gather
 with its own gradient g. If P depends on nothing that is split, devices find it
 themselves.
 
-Before any mean is known, `w + U(g; s)` needs the state s of all devices. It is then the
-one with which the optimizer begins, which every device can make. An optimizer that
-continues from a given state is expanded at m = 0 instead.
+Before any mean is known, P is 0 and c is w: nothing is predicted. Without a sharded
+optimizer, a device would expand at its own gradient, which here needs the state of all.
 """
 
 from typing import Any
@@ -23,11 +22,10 @@ from pipejax._core.prediction import along, changed, expanded
 from pipejax._internal.shards import constrained
 
 from ._partition import Partition
-from ._prediction import KindOf, by_own, own_gradients, update_of
+from ._prediction import KindOf, own_gradients, update_of
 from ._prediction import point as replicated_point
 from ._state import Common, Trainable
 from ._step import Settings
-from ._update import select
 
 
 def point(
@@ -50,8 +48,7 @@ def point(
         whole = state._replace(trainable=trained._replace(params=params))
         return replicated_point(settings, kind_of, whole, in_flight)
     assert trained.mean is not None  # because something is predicted
-    needs_mean = trained.mean.gradients is not None
-    if needs_mean and trained.slopes is None:  # elements mix
+    if trained.mean.gradients is not None and trained.slopes is None:  # elements mix
         return gathered
     whole = trained.whole_params
     own = own_gradients(whole, in_flight, jax.tree.map(jnp.zeros_like, whole))
@@ -63,12 +60,6 @@ def point(
             slope,
             each.gradients,
         )
-    if needs_mean:
-        begun = trained._replace(
-            params=gathered, opt_state=settings.tx.init(gathered), slopes=None
-        )
-        first = by_own(settings, state._replace(trainable=begun), in_flight)
-        params = select(trained.mean.known, params, first)
     return constrained(params, trained.shards.params)
 
 
