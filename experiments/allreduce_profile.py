@@ -46,7 +46,7 @@ class Config:
     rate: str = "500mbit"
     """Rate of the link of each host, in each direction."""
     codecs: tuple[str, ...] = ("none", "truncate", "int8")
-    """Codecs to measure. With "none", all bits are sent."""
+    """Codecs to measure. With "none", nothing is encoded."""
     elements: int = 2**21
     """Length of the vector of each device, in elements of float32."""
     rounds: int = 5
@@ -164,17 +164,22 @@ def whole(cells: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
-    """Draws stacked bars of the phases, one panel for each number of hosts."""
-    panels = [
-        timing.Panel(
-            f"{cell['hosts']} hosts",
-            {n: timing.Profile(**row["phases"]) for n, row in cell["rows"].items()},
-            {n: row["wire"] for n, row in cell["rows"].items()},
-        )
-        for cell in cells
-        if cell["devices"] == 1
-    ]
-    timing.profile_picture(panels, path)
+    """Draws stacked bars of the phases: a row for each codec, a column for hosts."""
+    flat = [cell for cell in cells if cell["devices"] == 1]
+    split = [[*name.split(", "), name] for name in flat[0]["rows"]]
+    panels = []
+    for codec in dict.fromkeys(codec for _, codec, _ in split):
+        names = {algorithm: name for algorithm, of_it, name in split if of_it == codec}
+        for cell in flat:
+            rows = {algorithm: cell["rows"][name] for algorithm, name in names.items()}
+            panels.append(
+                timing.Panel(
+                    f"{cell['hosts']} hosts, codec: {codec}",
+                    {key: timing.Profile(**x["phases"]) for key, x in rows.items()},
+                    {key: x["wire"] for key, x in rows.items()},
+                )
+            )
+    timing.profile_picture(panels, path, columns=len(flat))
 
 
 if __name__ == "__main__":

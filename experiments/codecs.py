@@ -177,7 +177,8 @@ def picture(found: dict[str, Any], path: pathlib.Path) -> None:
                 axes.annotate(
                     codec, (size, height), (5, -11), textcoords="offset points"
                 )
-        axes.set(xscale="log", xlim=(0.007, 2), title=f"{width}, plain delay")
+        title = width if width == "width 1" else f"{width}, plain delay"
+        axes.set(xscale="log", xlim=(0.007, 2), title=title)
         axes.set_xticks([0.01, 0.1, 1], ["1 %", "10 %", "100 %"])
         axes.set_xlabel("bytes, as a share of 32 bits")
         axes.grid(alpha=0.3)

@@ -89,7 +89,7 @@ def measure(config: Config) -> None:
     chosen = {name: codecs.named(name) for name in config.codecs}
     fit = timing.calibrate(mesh, chosen, rounds=config.rounds)
     pairs = {
-        f"{algorithm}, {name or 'all bits'}": (algorithm, name)
+        f"{algorithm}, {name or 'uncompressed'}": (algorithm, name)
         for algorithm in timing.COST_MODELS
         for name in (None, *chosen)
         if timing.compatible(algorithm, chosen.get(name or ""))

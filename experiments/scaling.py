@@ -53,7 +53,7 @@ class Simulated(NamedTuple):
       color: The color of the method in the picture.
       width: The width K, or 0 for a worker of an asynchronous parameter server.
       algorithm: The algorithm of the all-reduce.
-      codec: The name of the codec, or `None` for all bits.
+      codec: The name of the codec, or `None` for no codec.
     """
 
     color: str

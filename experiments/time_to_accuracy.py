@@ -288,7 +288,7 @@ def picture(race: dict[str, Any], path: pathlib.Path) -> None:
     """Draws test accuracy over seconds: the mean over seeds, and a band for all."""
     from matplotlib.ticker import LogLocator
 
-    figure = new_figure(figsize=(8, 4.5), layout="constrained")
+    figure = new_figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.add_subplot()
     runs = list(race["runs"].values())
     names = [name for name, row in runs[0].items() if "seconds" in row]
@@ -311,29 +311,19 @@ def picture(race: dict[str, Any], path: pathlib.Path) -> None:
     apart = max(last) > FAR * min(last)
     bottom = (0.94 if apart else 0.85) * lowest
     top = highest + 0.1 * (highest - bottom)
-    scale, first = (np.log10, min(last) / 20) if apart else (np.asarray, 0)
+    title = data.TITLES.get(race["data"], race["data"])
     axes.set(
         xscale="log" if apart else "linear",
-        xlim=(first, 1.02 * max(last)),
+        xlim=(min(last) / 20 if apart else 0, 1.02 * max(last)),
         ylim=(bottom, top),
-        xlabel=f"seconds of training: {race['data']}, {race['hosts']} emulated hosts,"
+        xlabel=f"seconds of training: {title}, {race['hosts']} emulated hosts,"
         f" {cluster.shown_rate(race['rate'])} links, mean and range of {len(runs)}"
         " seeds",
         ylabel="test accuracy",
     )
-    left, right = scale(axes.get_xlim())
-    at = {name: float(scale(x)) - left for name, (x, _, _) in ends.items()}
-    places = spread(at, right - left)
-    for name, (x, y, color) in ends.items():
-        axes.plot(x, y, "o", color=color)
-        axes.annotate(
-            name,
-            xy=(x, y),
-            xytext=(10 ** (places[name] + left) if apart else places[name], top),
-            color=color,
-            rotation=35,
-            arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.5},
-        )
+    for name, (x, y, color) in sorted(ends.items(), key=lambda end: end[1][0]):
+        axes.plot(x, y, "o", color=color, label=name)
+    figure.legend(loc="outside right center", title="the quickest first")
     if apart:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
@@ -372,20 +362,6 @@ def over_seconds(rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
 
 def _bounds(accuracies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return accuracies.min(axis=0), accuracies.max(axis=0)
-
-
-def spread(ends: dict[str, float], width: float) -> dict[str, float]:
-    """Places a label over the end of each line, or farther right if others are near.
-
-    Args:
-      ends: The seconds at the end of each line, by method.
-      width: The width of the picture, in seconds.
-    """
-    placed: dict[str, float] = {}
-    last = -width
-    for name, x in sorted(ends.items(), key=lambda item: item[1]):
-        placed[name] = last = max(x, last + 0.045 * width)
-    return placed
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Config:
     gpu: str | None = "h100:1x1x4"
     """GPUs to compile for, as `pj.overlap.topology` takes them. None for CPU only."""
     codecs: tuple[str, ...] = ("none", *codecs.NAMES)
-    """Codecs to check, by name. With "none", all bits are sent."""
+    """Codecs to check, by name. With "none", nothing is encoded."""
     out: pathlib.Path = report.RESULTS / "wire.json"
     """File to write the result to, as JSON."""
 

@@ -19,11 +19,11 @@ def loaded(name):
     return runpy.run_path(str(FOLDER / f"{name}.py"))
 
 
-def launched(name, *options, devices=1):
+def launched(name, *options, devices=1, path=ROOT):
     """Runs a program on two processes, and returns what it has printed."""
     launch = [sys.executable, "-m", "pipejax", "launch", "--processes", "2", "--"]
     program = [sys.executable, FOLDER / f"{name}.py", *options]
-    environment = {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(ROOT)}
+    environment = {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(path)}
     return run(*launch, *program, **environment)
 
 
@@ -69,6 +69,8 @@ SMALL = ["--length", "16", "--layers", "1", "--width", "32", "--part", "4"]
 )
 def test_text_programs_learn_on_two_processes_and_continue(tmp_path, name, options):
     """The second run finds the checkpoint of the first, and trains on."""
+    if name == "nanogpt":
+        pytest.importorskip("grain")
     given = [*SMALL, *options, "--test", "30", "--rate", "1e-2"]
     given += ["--folder", tmp_path]
     first = launched(name, *given, "--steps", "30", devices=2)
@@ -84,8 +86,33 @@ def test_text_programs_learn_on_two_processes_and_continue(tmp_path, name, optio
         assert "test loss of the average" in then
 
 
+WANDB = """
+class Run:
+    def log(self, found, step):
+        print("logged", step, *found)
+
+def init(project, id, resume):
+    print("run", project, id, resume)
+    return Run()
+"""
+
+
+@pytest.mark.full
+def test_nanogpt_program_logs_to_the_run_of_its_folder(tmp_path):
+    """Only process 0 logs, to a run with the name of the folder of checkpoints."""
+    pytest.importorskip("grain")
+    (tmp_path / "wandb.py").write_text(WANDB)
+    given = [*SMALL, "--steps", "4", "--log", "2", "--test", "4", "--hosts", "2"]
+    given += ["--project", "texts", "--folder", tmp_path / "first"]
+    said = launched("nanogpt", *given, path=f"{ROOT}:{tmp_path}")
+    assert said.count("run texts first allow") == 1
+    assert said.count("logged 3 loss norm rate") == 1
+    assert said.count("logged 4 test loss test loss of the average") == 1
+
+
 @pytest.mark.full
 def test_nanogpt_program_runs_without_a_launcher(tmp_path):
+    pytest.importorskip("grain")
     options = [*SMALL, "--steps", "4", "--folder", tmp_path]
     said = run(sys.executable, FOLDER / "nanogpt.py", *options, PYTHONPATH=str(ROOT))
     assert "4 test loss" in said

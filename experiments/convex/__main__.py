@@ -28,7 +28,7 @@ import numpy as np
 import optax
 import tyro
 
-from experiments import report
+from experiments import data, report
 from pipejax import problems, transforms
 from pipejax._internal.figures import new_figure
 
@@ -234,7 +234,8 @@ def picture(result: dict[str, Any], path: pathlib.Path) -> None:
     styles = ("-", "--", ":")
     for (name, rows), style in zip(result["softmax"].items(), styles, strict=False):
         for place, row in enumerate(rows.values()):
-            label = None if place else f"{name}, all K"
+            title = data.TITLES.get(name, name)
+            label = None if place else f"{title}, all K"
             steps = times[: len(row)]
             panels[5].loglog(steps, row, style, color=f"C{place}", label=label)
     panels[5].set(title="softmax regression: excess, K=1 to 16", xlabel="steps")

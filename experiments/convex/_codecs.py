@@ -37,7 +37,7 @@ def all_reduces() -> dict[str, collectives.AllReduce]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # biased on purpose
         coded = {name: collectives.two_shot(codec) for name, codec in CODECS.items()}
-    return {"all bits": collectives.psum(), **coded}
+    return {"uncompressed": collectives.psum(), **coded}
 
 
 def excess(

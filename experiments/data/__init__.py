@@ -8,6 +8,7 @@ from ._batches import Batch as Batch
 from ._batches import steps_per_epoch as steps_per_epoch
 from ._batches import test_batches as test_batches
 from ._batches import train_batches as train_batches
+from ._dataset import TITLES as TITLES
 from ._dataset import Dataset as Dataset
 from ._dataset import normalise as normalise
 from ._images import Draws as Draws

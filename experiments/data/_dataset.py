@@ -7,6 +7,8 @@ import numpy as np
 
 from ._sources import InMemory, Streamed
 
+TITLES = {"mnist": "MNIST", "cifar10_jpeg": "CIFAR-10 (JPEG)"}
+"""The names of data sets in pictures, where they differ from those of folders."""
 NOTES = {
     "digits": "1,797 scans of 8 x 8 pixels, 16 grey levels; 1,437 train, 360 test",
     "cifar10_jpeg": "CIFAR-10 re-encoded as JPEG (lossy): say so beside any number",

@@ -22,7 +22,7 @@ def steps(cells: list[dict[str, Any]]) -> list[list[str]]:
 
 def parts(cells: list[dict[str, Any]]) -> list[list[str]]:
     """Returns the milliseconds of compute, and of each exchange and its codec."""
-    rings = ["ring, all bits", "ring, truncate", "ring, int8"]
+    rings = ["ring, uncompressed", "ring, truncate", "ring, int8"]
     server = "parameter server, codec + rest"
     table = [[_CELL, "compute", server, *rings, "explained"]]
     for cell in cells:

@@ -32,9 +32,9 @@ parameter_server 14 56000
 `in_rounds` sums the rounds of `power_sgd` with any of these algorithms. `scheduled`
 changes from one algorithm to another during a run.
 
-A codec encodes the payloads of all collectives of an algorithm. `None` sends all bits
-of float32 or float64 vectors. A `codec` that is not a codec raises a `ValueError`, and
-a biased codec without error feedback raises a `UserWarning`
+A codec encodes the payloads of all collectives of an algorithm. `None` sends float32 or
+float64 vectors as they are. A `codec` that is not a codec raises a `ValueError`, and a
+biased codec without error feedback raises a `UserWarning`
 (`pipejax.codecs.check_codec`).
 """
 

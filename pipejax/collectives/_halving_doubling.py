@@ -139,7 +139,7 @@ def halving_doubling(codec: Codec | None = None) -> HalvingDoubling:
     are up to p/2 ranks apart, while `ring` uses only the links between neighbours.
 
     Args:
-      codec: Encodes the payloads of all collectives; `None` sends all bits.
+      codec: Encodes the payloads of all collectives; `None` encodes nothing.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.

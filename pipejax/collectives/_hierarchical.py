@@ -82,7 +82,7 @@ def hierarchical(
     Args:
       inner: The algorithm inside each host: `two_shot`, `ring` or `halving_doubling`.
         Its codec also compresses what devices send inside hosts. The default is
-        `two_shot()`, which sends all bits.
+        `two_shot()`, which encodes nothing.
       outer: The algorithm between hosts, any one over one axis. Its codec compresses
         what devices send between hosts. The default is `two_shot()`.
 

@@ -48,7 +48,7 @@ def parameter_server(codec: Codec | None = None) -> ParameterServer:
     devices, one after another.
 
     Args:
-      codec: Encodes the payloads to the server and from it; `None` sends all bits.
+      codec: Encodes the payloads to the server and from it; `None` encodes nothing.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.

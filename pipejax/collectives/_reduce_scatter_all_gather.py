@@ -3,8 +3,8 @@
 Unlike in `two_shot`, which cuts one long vector, every array is cut along one of its
 own axes. An optimizer can then be given pieces of gradients, parameters and moments
 that belong together. Arrays that cannot be cut, and those that travel exactly, are
-summed as a whole in the first half. The all-gather sends all bits, or what a codec of
-its own encodes.
+summed as a whole in the first half. The all-gather sends arrays as they are, or what a
+codec of its own encodes.
 """
 
 import dataclasses
@@ -43,10 +43,10 @@ class ReduceScatterAllGather(AllReduce):
       cuts: How each coded array is cut.
       sets: The places of the coded arrays that a codec encodes together. `None` stands
         for all of them.
-      gather_codec: Encodes arrays of the all-gather. It has no state. `None` sends all
-        bits.
+      gather_codec: Encodes arrays of the all-gather. It has no state. `None` encodes
+        nothing.
       gather_sets: The places of the arrays of the all-gather that `gather_codec`
-        encodes together. All others send all bits.
+        encodes together. All others are not encoded.
     """
 
     all_reduce: AllReduce

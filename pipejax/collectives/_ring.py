@@ -88,7 +88,7 @@ def ring(codec: Codec | None = None) -> Ring:
     `two_shot` encodes each value only twice.
 
     Args:
-      codec: Encodes the payloads of all hops; `None` sends all bits.
+      codec: Encodes the payloads of all hops; `None` encodes nothing.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.

@@ -75,7 +75,7 @@ def tree(codec: Codec | None = None) -> Tree:
     payload of a whole vector each. Use `tree` for short vectors, whose cost is latency.
 
     Args:
-      codec: Encodes the payloads at every level; `None` sends all bits.
+      codec: Encodes the payloads at every level; `None` encodes nothing.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.

@@ -53,7 +53,7 @@ def two_shot(codec: Codec | None = None) -> TwoShot:
     algorithm of choice for a codec, since each value is encoded only twice.
 
     Args:
-      codec: Encodes the payloads of both collectives; `None` sends all bits.
+      codec: Encodes the payloads of both collectives; `None` encodes nothing.
 
     Returns:
       An `AllReduce` over any number of axes, which it treats as one.

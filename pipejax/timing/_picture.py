@@ -42,7 +42,7 @@ class Panel(NamedTuple):
     Attributes:
       title: The title of the panel.
       profiles: The profiles that `pj.timing.profile` returned, by the names of the
-        all-reduces. All panels of a picture must have the same names.
+        all-reduces. All panels in a row of a picture must have the same names.
       limits: The seconds that the bytes of an all-reduce take on the wire, by its name.
         The picture shows it as a black mark on the bar. A name may be missing.
     """
@@ -52,26 +52,38 @@ class Panel(NamedTuple):
     limits: Mapping[str, float]
 
 
-def profile_picture(panels: Sequence[Panel], path: str | os.PathLike[str]) -> None:
+def profile_picture(
+    panels: Sequence[Panel], path: str | os.PathLike[str], columns: int | None = None
+) -> None:
     """Draws each all-reduce as a bar that is stacked from its phases, and saves it.
 
     Args:
-      panels: The panels, drawn side by side, for example one for each cluster.
+      panels: The panels, for example one for each cluster.
       path: The file to write. Its extension chooses the format.
+      columns: The number of panels side by side, `None` for all of them. The panels of
+        a row must have the same all-reduces.
 
     Raises:
       ImportError: If matplotlib is not installed.
     """
-    rows = max(len(panel.profiles) for panel in panels)
-    size = (3 + 5 * len(panels), 1.2 + 0.3 * rows)
+    across = columns or len(panels)
+    down = -(-len(panels) // across)
+    bars = max(len(panel.profiles) for panel in panels)
+    size = (3 + 5 * across, 0.7 + down * (0.7 + 0.3 * bars))
     figure = new_figure(figsize=size, layout="constrained")
-    every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for panel, axes in zip(panels, every, strict=True):
+    every = figure.subplots(down, across, sharey="row", squeeze=False)
+    for panel, axes in zip(panels, every.flat, strict=False):
         _draw(panel, axes)
-    every[0].invert_yaxis()
-    handles, labels = every[0].get_legend_handles_labels()
+    for first in every[:, 0]:
+        first.invert_yaxis()
+    for axes in every.flat[len(panels) :]:
+        axes.remove()
+    handles, labels = every[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     figure.savefig(path)
+
+
+_LABELS = {"first": "first exchange", "second": "second exchange"}
 
 
 def _draw(panel: Panel, axes: Any) -> None:
@@ -80,7 +92,7 @@ def _draw(panel: Panel, axes: Any) -> None:
     left = [0.0] * len(profiles)
     for phase in Profile._fields:
         widths = [1e3 * getattr(profile, phase) for profile in profiles.values()]
-        axes.barh(places, widths, left=left, label=phase)
+        axes.barh(places, widths, left=left, label=_LABELS.get(phase, phase))
         left = [start + width for start, width in zip(left, widths, strict=True)]
     for place, name in enumerate(profiles):
         if name in limits:

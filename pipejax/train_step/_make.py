@@ -200,7 +200,7 @@ def make_train_step(
         What the codec loses is in the next difference. The master parameters
         `state.params` lose nothing. The codec rounds each element to the nearest level,
         and keeps no state. Slopes of weight prediction are sent besides, in 8 bits.
-        `None` sends all bits of x. It has no effect on one device.
+        `None` sends x itself. It has no effect on one device.
 
     Returns:
       A `TrainStep`, with the methods `init`, `step` and `drain`.

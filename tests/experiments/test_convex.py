@@ -127,7 +127,7 @@ def test_int8_costs_nothing_and_dropping_without_feedback_does(
     monkeypatch.setattr(_codecs, "CODECS", some)
     rows = _codecs.excess(convex.some_logistic(), widths, 0.2, 1024, (0,))
     for width in map(str, widths):
-        exact = rows["all bits"][width]
+        exact = rows["uncompressed"][width]
         assert rows["int8"][width] == pytest.approx(exact, rel=0.1)
         assert rows["top 10 %"][width] > 1.5 * exact
         assert rows["top 10 %, fed back"][width] < rows["top 10 %"][width]

@@ -203,7 +203,8 @@ def test_prediction_in_process_writes_result_and_plot(
     prediction.main(prediction.Config(**size, codecs=("int8",), out=out, plot=plot))
     assert "median and worst error" in capsys.readouterr().out
     (cell,) = json.loads(out.read_text())["cells"]
-    assert list(cell["rows"]) == ["psum, all bits", "ring, all bits", "ring, int8"]
+    names = ["psum, uncompressed", "ring, uncompressed", "ring, int8"]
+    assert list(cell["rows"]) == names
     for row in cell["rows"].values():
         assert row["predicted"] == pytest.approx(sum(row["parts"].values()))
     assert plot.exists()
@@ -390,15 +391,6 @@ def test_scaling_command_writes_result_and_plot(tmp_path):
     for cell in (one, four):
         assert list(cell["measured"]) == list(scaling.METHODS)
     assert plot.exists()
-
-
-def test_labels_keep_a_distance_from_each_other():
-    ends = {"slow": 90.0, "late": 41.0, "fast": 40.0}
-    assert time_to_accuracy.spread(ends, 100.0) == {
-        "fast": 40.0,
-        "late": 44.5,
-        "slow": 90.0,
-    }
 
 
 def test_seeds_are_drawn_on_one_axis():

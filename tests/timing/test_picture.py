@@ -41,10 +41,25 @@ def test_phases_follow_one_another_in_milliseconds(tmp_path, figures):
         before = i * (i + 1) / 2
         assert [bar.get_x() for bar in bars] == pytest.approx([before, 2 * before])
         assert [bar.get_width() for bar in bars] == pytest.approx([i + 1, 2 * (i + 1)])
-    assert [bars.get_label() for bars in axes.containers] == list(PHASES)
+    labels = [bars.get_label().removesuffix(" exchange") for bars in axes.containers]
+    assert labels == list(PHASES)
     (limit,) = axes.lines  # the limit of the tree, in the second place
     assert list(limit.get_xdata()) == [10, 10]
     assert list(limit.get_ydata()) == [0.6, 1.4]
+
+
+def test_panels_are_drawn_in_columns(tmp_path, figures):
+    pytest.importorskip("matplotlib")
+    each = timing.Profile(*[0.001] * len(PHASES))
+    panels = [timing.Panel(str(i), {f"a{i // 2}": each}, {}) for i in range(3)]
+    timing.profile_picture(panels, tmp_path / "profile.svg", columns=2)
+    assert [axes.get_title() for axes in figures[0].axes] == ["0", "1", "2"]
+    places = [axes.get_subplotspec() for axes in figures[0].axes]
+    assert [(x.rowspan.start, x.colspan.start) for x in places] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+    ]
 
 
 def test_scaling_picture_has_a_curve_for_each_way(tmp_path, figures):

@@ -213,7 +213,7 @@ def test_predictions_with_slopes_of_8_bits_are_close(name):
 
 
 @pytest.mark.parametrize("width", [2, pytest.param(3, marks=FULL)])
-def test_nothing_is_predicted_before_a_mean_is_known(width):
+def test_prediction_waits_for_a_known_mean(width):
     """The first mean is applied at the end of step K, after K losses."""
     tx = OPTIMIZERS["adamw"]
     _, losses = run(tx, shard_optimizer=True, width=width)
