@@ -133,8 +133,19 @@ def test_pages_show_no_browser_error_and_fit_the_width(
     page.close()
 
 
-def test_site_search_finds_a_public_name(address, browser):
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("make_train_step", "reference/train_step"),
+        ("EMA", "recipes"),
+        ("Grain", "recipes"),
+        ("DiLoCo", "local_steps"),
+        ("PowerSGD", "compression"),
+        ("out of memory", "troubleshooting"),
+    ],
+)
+def test_site_search_finds_the_page_of_a_term(address, browser, words, path):
     page = browser.new_page()
-    page.goto(f"{address}/search.html?q=make_train_step")
-    page.wait_for_selector("#search-results a[href*='reference/train_step']")
+    page.goto(f"{address}/search.html?q={urllib.parse.quote_plus(words)}")
+    page.wait_for_selector(f"#search-results a[href*='{path}.html']")
     page.close()

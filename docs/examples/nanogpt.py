@@ -89,7 +89,8 @@ def main(config):
     shape = config.length, config.layers, config.width
     model = GPT(*shape, rngs=nnx.Rngs(0))  # the same on all processes
     pure_loss, params, model_state = pj.flax.nnx.split(model, loss_fn)
-    rate = optax.warmup_cosine_decay_schedule(0, config.rate, 100, config.steps + 100)
+    steps = config.steps
+    rate = optax.warmup_cosine_decay_schedule(0, config.rate, steps // 10, steps)
     adamw = optax.adamw(rate, b2=0.99, weight_decay=0.1)
     tx = optax.chain(optax.clip_by_global_norm(1.0), adamw)
     # Eight bits between hosts, and uncompressed inside them.
@@ -133,9 +134,8 @@ def main(config):
             recent, done = [*recent, info], step + 1
             if done % config.log == 0:
                 mean, recent = pj.mean_info(recent), []
-                # The batch that arrived last has the number `step`, from 1.
                 found = {"loss": mean.loss, "norm": mean.grad_norm}
-                write(found | {"rate": rate(step - 1)}, step=step)
+                write(found | {"rate": rate(step - 1)}, step=step)  # of the last info
             if done % config.test == 0 or done == config.steps:
                 state, late = train.drain(state)
                 recent += late

@@ -32,12 +32,13 @@ class Local(Stepped):
             sync_every=sync_every,
             overlap_steps=overlap_steps,
             all_reduce=all_reduce or psum(),
+            donate=True,
         )
         batch = problem.random_batch(jax.process_index())
         first = self.train.init(problem.start, batch=self.train.batch(batch))
         self.sync_every: int = first.shared.form.schedule.sync_every
         # A round and its drain are compiled before any step is timed.
-        self.state = first
+        self.state = jax.tree.map(lambda x: x.copy(), first)
         for _ in range(self.sync_every + 1):
             self.step(batch)
         self.finish()

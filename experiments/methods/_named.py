@@ -98,7 +98,6 @@ NAMES: dict[str, Make] = {
     "D-Sync": _ours(1, collectives.psum),
     "D-Sync, truncate": _ours(1, _ring("truncate")),
     "D-Sync, int8": _ours(1, _ring("int8")),
-    "D-Sync, int8 fed back": _ours(1, lambda: fed_back(codecs.int8())),
     "D-Sync, int4 fed back": _ours(1, lambda: fed_back(codecs.int4())),
     "Pipe-SGD": _ours(2, collectives.psum),
     "Pipe-SGD, plain": _ours(2, collectives.psum, weight_prediction=False),

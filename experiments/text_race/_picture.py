@@ -16,7 +16,6 @@ COLORS = {
     "Pipe-SGD, int8 fed back": "tab:green",
     "Pipe-SGD": "tab:olive",
     "D-Sync, int4 fed back": "tab:purple",
-    "D-Sync, int8 fed back": "black",
     "DDP, PowerSGD, rank 4": "tab:orange",
     "DDP, PowerSGD": "tab:pink",
     "DDP, fp16": "tab:brown",

@@ -78,12 +78,10 @@ def _with_new_mean(
     train: TrainStep, state: PipelineState, wanted: PipelineState
 ) -> PipelineState:
     common = state_shardings(common_of(wanted), train.mesh, train.axis_name)
-    mean = zeros(wanted.mean, common.trainable.mean)
-    if mean is not None:
-        # With a sharded optimizer, an unknown mean says that its state is new.
-        mean = mean._replace(known=mean.known | bool(state.shards.data_axes))
-    slopes = zeros(wanted.slopes, common.trainable.slopes)
-    trained = state.trainable._replace(mean=mean, slopes=slopes)
+    trained = state.trainable._replace(
+        mean=zeros(wanted.mean, common.trainable.mean),
+        slopes=zeros(wanted.slopes, common.trainable.slopes),
+    )
     return state._replace(trainable=trained)
 
 

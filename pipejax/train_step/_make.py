@@ -184,12 +184,12 @@ def make_train_step(
       shard_optimizer: Whether each of p devices keeps only 1/p of the optimizer's state
         and of the master parameters, and computes 1/p of the update (ZeRO-1). The
         update then runs between the two halves of the exchange, a reduce-scatter and an
-        all-gather, which send the same bytes as the all-reduce. `tx` must work element
-        by element, apart from sums over whole arrays such as a global norm.
-        `state.params` are split along an axis that divides among the devices, and
-        `state.gathered` are the whole parameters that every device computes with, in
-        `compute_dtype`. A single device divides nothing, but refuses what several would
-        refuse.
+        all-gather, which send the same bytes as the all-reduce, and with prediction the
+        slopes of the update in 8 bits besides. `tx` must work element by element, apart
+        from sums over whole arrays such as a global norm. `state.params` are split
+        along an axis that divides among the devices, and `state.gathered` are the whole
+        parameters that every device computes with, in `compute_dtype`. A single device
+        divides nothing, but refuses what several would refuse.
       gather_codec: With `shard_optimizer`, a codec for the all-gather, such as
         `pj.codecs.int4()`. The owner of a piece has new values x of what devices have
         gathered as y. It sends the difference, and all devices, itself among them, move

@@ -147,7 +147,8 @@ def _of_local_step(
         flags = _flags(exchange, message, inner)
         transfers = (*flags, *exchange.stages.transfers)
         reduced = Reduced.of(message, jnp.array(True))
-        outcome = config.after(trained.local, moves.due, sent, reads, reduced)
+        model = config.model_of(trained.local, reads.form)
+        outcome = config.after(model, moves.due, sent, reads, reduced)
         return trained, outcome, jax.tree_util.Partial(lambda: transfers)
 
     inner, specs = config.inner, config.specs(kind)

@@ -38,7 +38,7 @@ def test_words_quote_the_table():
     programs = len(RECORD["programs"])
     optimizers = len({name for name, _ in TRAINED} - {*RECORD["programs"]})
     yield f"In {len(rows)} runs of {programs} programs and {optimizers} optimizers"
-    yield f"no difference is above {math.ceil(100 * max(shares)) / 100:.2f} of its"
+    yield f"the largest difference is {math.ceil(100 * max(shares)) / 100:.2f} of its"
     yield f"at least {math.floor(min(apart))} times as far from one another"
 
 

@@ -123,7 +123,8 @@ class FusedRounds:
             exchange.start, before, exchange.stages, compute, *args
         )
         due, reduced = moves.due._replace(codec_states=states), exchange.end(value)
-        outcome = self.config.after(trained.local, due, sent, reads, reduced)
+        model = self.config.model_of(trained.local, reads.form)
+        outcome = self.config.after(model, due, sent, reads, reduced)
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
 
@@ -136,4 +137,5 @@ class FusedRounds:
         exchange = self.config.exchange(sent, reads)
         reduced, states = exchange.run(moves.due.codec_states)
         due = moves.due._replace(codec_states=states)
-        return self.config.after(moves.local, due, sent, reads, reduced)
+        model = self.config.model_of(moves.local, reads.form)
+        return self.config.after(model, due, sent, reads, reduced)

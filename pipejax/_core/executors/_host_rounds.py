@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Valid
-from pipejax._core.step import Common, Inputs, inputs_over
+from pipejax._core.rounds import GroupModel
+from pipejax._core.step import Inputs, inputs_over
 from pipejax._internal.communication_thread import submit
 
 from ._by_copy import reduction_mesh
@@ -43,13 +44,14 @@ class HostRounds:
             return program(*taken), Outcome()
         applied = self._begun(kind, moves, reads)
         trained = program(*taken)
-        outcome = applied(trained.local)
+        outcome = applied(self.config.model_of(trained.local, reads.form))
         trained = trained._replace(local=with_model(trained.local, outcome.model))
         return trained, outcome._replace(model=None)
 
     def exchange(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Outcome:
         """Exchanges a chunk with no step beside it, and applies it."""
-        return self._begun(kind, moves, reads)(moves.local)
+        model = self.config.model_of(moves.local, reads.form)
+        return self._begun(kind, moves, reads)(model)
 
     def lower(
         self,
@@ -77,11 +79,11 @@ class HostRounds:
 
     def _begun(
         self, kind: StepKind, moves: Moves, reads: RoundReads
-    ) -> Callable[[Common], Outcome]:
+    ) -> Callable[[GroupModel], Outcome]:
         """Hands a chunk to the thread, which sums it.
 
-        Returns a function that waits for the sum, and applies it to what a group
-        trains.
+        Returns a function that waits for the sum, and applies it to the model of a
+        group.
         """
         assert moves.due is not None
         # The codec states lie where the thread sums, which may be other devices.
@@ -91,9 +93,9 @@ class HostRounds:
         message = self.config.message(sent.chunk, sent.passengers, reads.form)
         summed = submit(self._sum, None, message, states, valid)
 
-        def applied(local: Common) -> Outcome:
+        def applied(model: GroupModel) -> Outcome:
             reduced, states = summed.result()
-            outcome = self._after[kind](local, due, sent, reads, reduced)
+            outcome = self._after[kind](model, due, sent, reads, reduced)
             return outcome._replace(due=outcome.due._replace(codec_states=states))
 
         return applied
@@ -150,7 +152,7 @@ class HostRounds:
             specs = own, moves.due, own, reads, whole
             return jax.jit(
                 config.on_mesh(self.config.after, specs, outcome),
-                donate_argnums=(1, 2) if config.donate else (),
+                donate_argnums=(0, 1, 2) if config.donate else (),
             )
 
         return {kind: program(kind) for kind in KINDS if kind.exchanges}

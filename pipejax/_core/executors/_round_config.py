@@ -131,7 +131,7 @@ class RoundConfig:
 
     def after(
         self,
-        local: Common,
+        model: GroupModel,
         due: ChunkState,
         sent: SentChunk,
         reads: RoundReads,
@@ -144,7 +144,7 @@ class RoundConfig:
         groups = self.inner.devices
         assert reads.number is not None
         assert reads.refused is not None
-        before, own, points = alone(self.model_of(local, reads.form))
+        before, own, points = alone(model)
         keep = reduced.finite & reads.valid
         due, correction = arrived(
             self.outer_tx,

@@ -78,11 +78,7 @@ def added(
                 part.places, part.of(leaves), _columns(part, rows), strict=True
             )
             for place, leaf, piece in pieces:
-                shape = count, piece.size
-                matrix = _padded(leaf, count * piece.size).reshape(shape)
-                moved = lax.dynamic_index_in_dim(matrix, number) + piece[None]
-                matrix = lax.dynamic_update_index_in_dim(matrix, moved, number, 0)
-                found[place] = matrix.reshape(-1)[: leaf.size].reshape(leaf.shape)
+                found[place] = _with_piece(leaf, piece, number, count)
         return [found[place] for place in range(len(leaves))]
 
     args = list(specs), _split(specs), P()
@@ -171,6 +167,35 @@ def _columns(part: _Part, rows: jax.Array) -> list[jax.Array]:
     """Returns the elements of each array of a part, which lie along the last axis."""
     ends = list(itertools.accumulate(part.lengths))[:-1]
     return [column.reshape(-1) for column in jnp.split(rows, ends, axis=-1)]
+
+
+def _with_piece(
+    leaf: jax.Array, piece: jax.Array, number: jax.Array, count: int
+) -> jax.Array:
+    """Returns an array with one of `count` pieces added to its elements.
+
+    Only the elements of the piece are written, so that a donated array is moved in
+    place. Padding an array that its pieces exceed would copy it.
+    """
+    vector, length = leaf.reshape(-1), piece.size
+    padded = count * length
+    if padded == vector.size or padded > _MOST or length > vector.size:
+        matrix = _padded(leaf, padded).reshape(count, length)
+        moved = lax.dynamic_index_in_dim(matrix, number) + piece[None]
+        matrix = lax.dynamic_update_index_in_dim(matrix, moved, number, 0)
+        return matrix.reshape(-1)[: leaf.size].reshape(leaf.shape)
+    # The last pieces begin before their place, by as much as they would exceed.
+    start = jnp.minimum(number * length, vector.size - length)
+    early = jnp.minimum(number * length - start, length)
+    behind = jnp.concatenate([jnp.zeros_like(piece), piece])
+    piece = lax.dynamic_slice(behind, [length - early], [length])
+    before = lax.dynamic_slice(vector, [start], [length])
+    own = lax.iota(early.dtype, length) >= early
+    moved = jnp.where(own, before + piece, before)
+    return lax.dynamic_update_slice(vector, moved, [start]).reshape(leaf.shape)
+
+
+_MOST = 2**31 - 1  # elements that an int32 counts
 
 
 def _padded(leaf: jax.Array, length: int) -> jax.Array:

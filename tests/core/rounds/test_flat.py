@@ -10,8 +10,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
+from pipejax._core.rounds import _flat
 from pipejax._core.rounds._flat import added, sliced, whole
 from pipejax._internal.mesh import on_mesh
+
+from ...helpers import assert_bits_equal
 
 TREE = {
     "a": np.arange(5, dtype=np.float32),
@@ -51,6 +54,31 @@ def test_chunk_is_added_to_its_own_elements(number):
     parts = chunked(TREE, 2)
     parts[int(number)] = jax.tree.map(lambda x: 11 * x, chunk)
     chex.assert_trees_all_equal(found, jax.jit(whole)(parts, TREE))
+
+
+@pytest.mark.parametrize("most", [0, _flat._MOST])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_pieces_change_no_other_element(monkeypatch, most, count):
+    """Also not by a sum with zero, which would make -0.0 to 0.0."""
+    monkeypatch.setattr(_flat, "_MOST", most)
+    tree = {"a": np.full((2, 3), -0.0, np.float32)}
+    lengths = -(-6 // count)
+    for number in range(count):
+        chunk = {"float32": np.arange(1.0, lengths + 1, dtype=np.float32)}
+        wanted = tree["a"].reshape(-1).copy()
+        place = wanted[number * lengths : (number + 1) * lengths]
+        place += chunk["float32"][: place.size]
+        found = added(tree, jax.tree.map(jnp.asarray, chunk), jnp.int32(number), count)
+        assert_bits_equal(found["a"], wanted.reshape(2, 3))
+
+
+def test_array_that_pieces_exceed_is_moved_in_place():
+    """A padded copy would be an array of its own."""
+
+    leaf, piece = jnp.zeros(100_000), {"float32": jnp.ones(1_429)}
+    move = functools.partial(added, count=70)
+    compiled = jax.jit(move, donate_argnums=0).lower([leaf], piece, 1).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < leaf.nbytes
 
 
 def test_array_without_elements_is_cut():

@@ -231,6 +231,14 @@ def test_donated_states_are_overwritten_and_end_with_the_same_bits(executor, rou
     assert gone == [i == number for i in range(len(gone))]
 
 
+@grid(0, executor=["host", "fused"], rounds=[(3, 3), (3, 0)])
+def test_donated_points_of_an_optimizer_end_with_the_same_bits(executor, rounds):
+    tx, settings = optax.contrib.schedule_free_sgd(0.1), {"executor": executor}
+    _, wanted, _ = run(tx, 4, *rounds, steps=7, **settings)
+    _, found, _ = run(tx, 4, *rounds, steps=7, donate=True, **settings)
+    assert_bits_equal(*jax.device_get([(x.shared, x.own) for x in (found, wanted)]))
+
+
 def test_outer_optimizer_has_no_update_before_the_first_progress():
     """In a round that is always under way, the first chunk would have one more."""
     counts = optax.sgd(lambda number: jnp.where(number < 1, 1.0, 0.0))
