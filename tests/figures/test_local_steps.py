@@ -1,4 +1,8 @@
-"""Tests what the documents say about the accuracy of local steps."""
+"""Tests what the documents say about the accuracy and the time of local steps."""
+
+import statistics
+
+from experiments.report import result
 
 from .quoted import column, quoted_in
 
@@ -7,3 +11,20 @@ from .quoted import column, quoted_in
 def test_costs_of_rounds_are_quoted():
     four, sixteen, most = column("local_steps.accuracy", "V = H")
     yield f"{four:.2f} nats with rounds of 4, {sixteen:.2f} with 16, and {most:.2f}"
+
+
+# The bytes of a round, relative to those without a codec.
+BYTES = {"local, hidden": 1, "local, hidden, int8": 0.26, "local, hidden, int4": 0.15}
+
+
+@quoted_in("docs/benchmarks/speed.md")
+def test_exchanges_that_fit_twice_leave_hosts_to_compute():
+    shares = []
+    for cell in result("local_steps_cluster")["cells"]:
+        for name, size in BYTES.items():
+            if 2 * size * cell["exchange"] <= cell["compute"]:
+                pairs = zip(*map(cell["seconds"].get, ("compute", name)), strict=True)
+                shares.append(statistics.median(a / b for a, b in pairs))
+    assert len(shares) > 8
+    assert round(min(shares), 2) >= 0.95
+    yield "fits twice into its round, hosts compute for at least 0.95 of the time"

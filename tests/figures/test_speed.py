@@ -106,13 +106,25 @@ def test_race_on_text_is_quoted():
         {name: run[key][-1] for name, run in runs.items()}
         for key in ("loss", "seconds")
     )
-    assert loss[CODED] - min(loss["D-Sync"], loss[HOOK]) < 0.02
+    assert loss[CODED] - min(loss["D-Sync"], loss[HOOK]) < 0.01
     hooks = [name for name in loss if name.startswith("DDP, ")]
     assert [x for x in hooks if loss[x] < loss[CODED] + 0.02] == [HOOK]
     sync, waits, hook = (seconds[CODED] / seconds[x] for x in ("D-Sync", WAITS, HOOK))
     yield f"synchronous training in {sync:.2f} of its time"
     yield f"{waits:.2f} of the time of synchronous training with the same 4 bits"
     yield f"and {hook:.2f} of that of DDP with fp16"
+
+
+@quoted_in("docs/benchmarks/compression.md")
+def test_loss_of_codecs_on_text_is_quoted():
+    """Seeds share parameters and batches, so differences are taken for each seed."""
+    cells = result("text_race")["cells"]
+    ends = {(x["method"], x["seed"]): x["curve"]["loss"][-1] for x in cells}
+    for codec in ("int8", "int4"):
+        name = f"Pipe-SGD, {codec} fed back"
+        above = [ends[name, seed] - ends["D-Sync", seed] for seed in range(3)]
+        error = statistics.stdev(above) / 3**0.5
+        yield f"by {statistics.mean(above):+.3f} ± {error:.3f}"
 
 
 @quoted_in("README.md")
