@@ -18,7 +18,7 @@ BYTES = {"local, hidden": 1, "local, hidden, int8": 0.26, "local, hidden, int4":
 
 
 @quoted_in("docs/benchmarks/speed.md")
-def test_exchanges_that_fit_twice_leave_hosts_to_compute():
+def test_hosts_compute_where_exchanges_fit_twice():
     shares = []
     for cell in result("local_steps_cluster")["cells"]:
         for name, size in BYTES.items():

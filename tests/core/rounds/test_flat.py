@@ -72,7 +72,7 @@ def test_pieces_change_no_other_element(monkeypatch, most, count):
         assert_bits_equal(found["a"], wanted.reshape(2, 3))
 
 
-def test_array_that_pieces_exceed_is_moved_in_place():
+def test_array_smaller_than_its_pieces_is_moved_in_place():
     """A padded copy would be an array of its own."""
 
     leaf, piece = jnp.zeros(100_000), {"float32": jnp.ones(1_429)}
