@@ -3,10 +3,10 @@
 from ._agreed import agreed_bytes as agreed_bytes
 from ._agreed import agreement as agreement
 from ._agreed import divided as divided
+from ._compress_state import CompressState as CompressState
 from ._exchange import Exchange as Exchange
 from ._exchange import averaging as averaging
 from ._in_flight import PER_DEVICE as PER_DEVICE
-from ._in_flight import CompressState as CompressState
 from ._in_flight import InFlight as InFlight
 from ._in_flight import Valid as Valid
 from ._in_flight import as_number as as_number

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 
 from pipejax._internal.types import CodecStates
 
+from ._compress_state import CompressState
 from ._message import Message, with_constraints
 
 
@@ -56,16 +57,6 @@ class InFlight(NamedTuple):
     pending: tuple[Message, ...]
     filled: jax.Array
     codec_states: CodecStates
-
-
-class CompressState(NamedTuple):
-    """State of `pj.transforms.compress`. Each device has its own.
-
-    Attributes:
-      codec: The state of the codec, such as residuals and keys.
-    """
-
-    codec: Any
 
 
 PER_DEVICE = (InFlight, CompressState)
