@@ -46,7 +46,8 @@ def test_last_chunk_moves_a_group_but_keeps_the_progress_since():
     reads = RoundReads(np.int32(1), jnp.int32(0), np.int32(2), jnp.float32(6), form)
     total = Message({"float32": jnp.array([3.0 + 1.0])}, jnp.array([1.0]), report)
     reduced = Reduced.of(total, jnp.array(True))
-    outcome = rounds().after(stacked(trained), due, sent, reads, reduced)
+    model = rounds().model_of(stacked(trained), form)
+    outcome = rounds().after(model, due, sent, reads, reduced)
     assert outcome.due.anchor["float32"] == 2
     assert outcome.arrival.loss == 4 / 2
     # The group sent 1.5 of a mean of 0.5, and had gone on to 8.
