@@ -13,6 +13,7 @@ from .test_layers import ROOT, imported, modules
 EXCEPTIONS: dict[str, str] = {
     "pipejax/_internal/types.py": "names without code",
     "pipejax/_core/executors/_round_parts.py": "types, in test_rounds.py beside it",
+    "pipejax/_core/message/_compress_state.py": "a type without code",
     "pipejax/_core/rounds/_info.py": "types without code",
     "pipejax/_core/step/_step.py": "types without code",
     "pipejax/_core/step/_zero1_point.py": "in tests/core/step/test_zero1.py",
