@@ -166,20 +166,20 @@ def whole(cells: list[dict[str, Any]]) -> list[list[str]]:
 def picture(cells: list[dict[str, Any]], path: pathlib.Path) -> None:
     """Draws stacked bars of the phases: a row for each codec, a column for hosts."""
     flat = [cell for cell in cells if cell["devices"] == 1]
-    split = [[*name.split(", "), name] for name in flat[0]["rows"]]
-    panels = []
-    for codec in dict.fromkeys(codec for _, codec, _ in split):
-        names = {algorithm: name for algorithm, of_it, name in split if of_it == codec}
-        for cell in flat:
-            rows = {algorithm: cell["rows"][name] for algorithm, name in names.items()}
-            panels.append(
-                timing.Panel(
-                    f"{cell['hosts']} hosts, codec: {codec}",
-                    {key: timing.Profile(**x["phases"]) for key, x in rows.items()},
-                    {key: x["wire"] for key, x in rows.items()},
-                )
-            )
+    codecs = dict.fromkeys(name.split(", ")[1] for name in flat[0]["rows"])
+    panels = [panel(cell, codec) for codec in codecs for cell in flat]
     timing.profile_picture(panels, path, columns=len(flat))
+
+
+def panel(cell: dict[str, Any], codec: str) -> timing.Panel:
+    """Returns the phases of all algorithms with a codec on a number of hosts."""
+    split = {(*name.split(", "),): row for name, row in cell["rows"].items()}
+    rows = {algorithm: row for (algorithm, of), row in split.items() if of == codec}
+    return timing.Panel(
+        f"{cell['hosts']} hosts, codec: {codec}",
+        {name: timing.Profile(**row["phases"]) for name, row in rows.items()},
+        {name: row["wire"] for name, row in rows.items()},
+    )
 
 
 if __name__ == "__main__":

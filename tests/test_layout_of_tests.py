@@ -16,7 +16,6 @@ EXCEPTIONS: dict[str, str] = {
     "pipejax/_core/message/_compress_state.py": "a type without code",
     "pipejax/_core/rounds/_info.py": "types without code",
     "pipejax/_core/step/_step.py": "types without code",
-    "pipejax/_core/step/_zero1_point.py": "in tests/core/step/test_zero1.py",
     "pipejax/_core/step/_zero1_update.py": "in tests/core/step/test_zero1.py",
     "pipejax/collectives/_no_communication.py": "in tests/overlap/test_measure.py",
 }

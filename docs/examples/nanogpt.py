@@ -49,7 +49,7 @@ def tokens(path):
 
 
 def parts(text, config):
-    """Yields this process's parts of the batches, which threads read ahead."""
+    """Returns an iterator over this process's parts, which threads read ahead."""
     data = grain.MapDataset.range(len(text) - config.length).seed(0).shuffle().repeat()
     data = data[jax.process_index() :: jax.process_count()]
     data = data.map(lambda start: text[start : start + config.length + 1])
@@ -132,10 +132,10 @@ def main(config):
                 return
             state, info = train.step(state, train.batch(next(batches)))
             recent, done = [*recent, info], step + 1
-            if done % config.log == 0:
+            if done % config.log == 0:  # the last info is of batch `step`, from 1
                 mean, recent = pj.mean_info(recent), []
                 found = {"loss": mean.loss, "norm": mean.grad_norm}
-                write(found | {"rate": rate(step - 1)}, step=step)  # of the last info
+                write(found | {"rate": rate(step - 1)}, step=step)
             if done % config.test == 0 or done == config.steps:
                 state, late = train.drain(state)
                 recent += late

@@ -1,4 +1,4 @@
-"""What tests of the commands share."""
+"""Fixtures for the tests of the commands."""
 
 import json
 

@@ -49,10 +49,13 @@ def test_doctor_measures_the_model_of_a_user(tmp_path, capsys):
     assert picture.startswith(PNG)
 
 
+SHORT = 3e-5  # seconds of compute, less than any exchange of 48 parameters takes
+
+
 def test_doctor_plans_for_hosts_with_several_devices(tmp_path, capsys, monkeypatch):
     path = tmp_path / "two_levels.py"
     path.write_text(MODEL)
-    monkeypatch.setattr(Model, "of", lambda *_: Model(48, 3e-5))
+    monkeypatch.setattr(Model, "of", lambda *_: Model(48, SHORT))
     code, found, _ = doctor(tmp_path, "--model", f"{path}:step", "--hosts", "4")
     assert code == 0
     cluster = timing.from_json(found["cluster"])
@@ -67,8 +70,7 @@ def test_doctor_plans_for_hosts_with_several_devices(tmp_path, capsys, monkeypat
 def test_doctor_prints_a_local_step_for_a_short_compute(tmp_path, capsys, monkeypatch):
     path = tmp_path / "short_model.py"
     path.write_text(MODEL)
-    # No exchange of 48 parameters takes less than a microsecond.
-    monkeypatch.setattr(Model, "of", lambda *_: Model(48, 3e-5))
+    monkeypatch.setattr(Model, "of", lambda *_: Model(48, SHORT))
     code, found, _ = doctor(tmp_path, "--model", f"{path}:step")
     assert code == 0
     best = found["local_steps"][0]

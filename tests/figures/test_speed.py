@@ -96,7 +96,7 @@ def test_race_on_text_is_described():
     assert abs(ends[CODED] - ends[WAITS]) < 0.005
     share = runs[CODED]["seconds"][-1] / runs[WAITS]["seconds"][-1]
     yield "only fp16 gets within 0.05 nats"
-    yield f"hiding its exchange takes {share:.2f} of the time"
+    yield f"with its exchange hidden, it takes {share:.2f} of the time"
 
 
 @quoted_in("README.md")

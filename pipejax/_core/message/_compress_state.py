@@ -1,10 +1,12 @@
-"""The state of a codec in a training loop that sends nothing."""
+"""The state of `pj.transforms.compress`."""
 
 from typing import Any, NamedTuple
 
 
 class CompressState(NamedTuple):
-    """State of `pj.transforms.compress`. Each device has its own.
+    """State of a codec whose payloads are decoded without being sent.
+
+    Each device has its own.
 
     Attributes:
       codec: The state of the codec, such as residuals and keys.

@@ -175,23 +175,25 @@ def _with_piece(
     """Returns an array with one of `count` pieces added to its elements.
 
     Only the elements of the piece are written, so that a donated array is moved in
-    place. Padding an array that its pieces exceed would copy it.
+    place. If all pieces together are longer than the array, the last ones are moved
+    back until they end with it: padding would copy the array.
     """
     vector, length = leaf.reshape(-1), piece.size
-    padded = count * length
-    if padded == vector.size or padded > _MOST or length > vector.size:
-        matrix = _padded(leaf, padded).reshape(count, length)
+    total = count * length
+    # An element of a very long array cannot be found by its number, only by its row.
+    if total == vector.size or total > _MOST or length > vector.size:
+        matrix = _padded(leaf, total).reshape(count, length)
         moved = lax.dynamic_index_in_dim(matrix, number) + piece[None]
         matrix = lax.dynamic_update_index_in_dim(matrix, moved, number, 0)
         return matrix.reshape(-1)[: leaf.size].reshape(leaf.shape)
-    # The last pieces begin before their place, by as much as they would exceed.
     start = jnp.minimum(number * length, vector.size - length)
-    early = jnp.minimum(number * length - start, length)
-    behind = jnp.concatenate([jnp.zeros_like(piece), piece])
-    piece = lax.dynamic_slice(behind, [length - early], [length])
+    back = jnp.minimum(number * length - start, length)
+    shifted = jnp.concatenate([jnp.zeros_like(piece), piece])
+    shifted = lax.dynamic_slice(shifted, [length - back], [length])
     before = lax.dynamic_slice(vector, [start], [length])
-    own = lax.iota(early.dtype, length) >= early
-    moved = jnp.where(own, before + piece, before)
+    # The first elements belong to the piece before.
+    own = lax.iota(back.dtype, length) >= back
+    moved = jnp.where(own, before + shifted, before)
     return lax.dynamic_update_slice(vector, moved, [start]).reshape(leaf.shape)
 
 

@@ -100,7 +100,7 @@ def point(
     trained = lax.optimization_barrier(held)
     params, mean = trained.params, trained.mean
     if mean is None:
-        return by_own(settings, state._replace(trainable=trained), in_flight)
+        return _by_own(settings, state._replace(trainable=trained), in_flight)
     opt_state = as_delayed(trained).opt_state
     devices = lax.axis_size(settings.axis_name)
     kind = kind_of(params, len(in_flight.pending), devices)
@@ -113,7 +113,7 @@ def point(
     return constrained(found, trained.shards.params)
 
 
-def by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Params:
+def _by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Params:
     """Returns the parameters to which this device's own messages in flight lead.
 
     They are applied in their order, in place of the means over devices. If updates are

@@ -6,8 +6,8 @@ they have the new mean m. In place of the parameters w, devices gather
 with its own gradient g. If P depends on nothing that is split, devices find it
 themselves.
 
-Before any mean is known, P is 0 and c is w: nothing is predicted. Without a sharded
-optimizer, a device would expand at its own gradient, which here needs the state of all.
+Before any mean is known, P is 0 and c is w: nothing is predicted. An expansion at its
+own gradient, as without a sharded optimizer, would need the state of all devices.
 """
 
 from typing import Any

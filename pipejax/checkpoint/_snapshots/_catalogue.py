@@ -39,7 +39,7 @@ Catalogue = Sequence[Sequence[Kept]]
 """The files that each process lists, by rank."""
 
 _Key = tuple[Moment, str, str]
-"""What files that belong together share: moment, form of the state, and opening."""
+"""The moment, the form of the state and the opening: the same in all parts."""
 
 
 def listed(folder: pathlib.Path) -> list[Kept]:

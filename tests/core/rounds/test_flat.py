@@ -74,7 +74,6 @@ def test_pieces_change_no_other_element(monkeypatch, most, count):
 
 def test_array_smaller_than_its_pieces_is_moved_in_place():
     """A padded copy would be an array of its own."""
-
     leaf, piece = jnp.zeros(100_000), {"float32": jnp.ones(1_429)}
     move = functools.partial(added, count=70)
     compiled = jax.jit(move, donate_argnums=0).lower([leaf], piece, 1).compile()
