@@ -157,19 +157,22 @@ def _report(
     place: Place, mine: Record, until: float, timeout: float, introduce: _Introduce
 ) -> _Answered:
     """Sends the record to process 0 until it answers, or time is up."""
+    errors = dict[str, None]()  # of all attempts, each once: the last may say least
     while True:
         try:
             return _answered(introduce)
         except (OSError, ValueError) as error:
+            errors[str(error)] = None
             # What listens there at first may be a process 0 that is about to end.
             if time.monotonic() + _AGAIN < until:
                 time.sleep(_AGAIN)
                 continue
             untold = (
                 f"process {mine} could not reach process 0 at {place.coordinator}"
-                f" within {timeout:g} s ({error}): process 0 does not run there, or the"
-                " job has begun without this process, or another program uses the port;"
-                " check the coordinator's address and the output of process 0"
+                f" within {timeout:g} s ({'; '.join(errors)}): process 0 does not run"
+                " there, or the job has begun without this process, or another program"
+                " uses the port; check the coordinator's address and the output of"
+                " process 0"
             )
             host = place.coordinator.rpartition(":")[0].strip("[]")
             return Answer([untold, *_loopback(host, mine)]), {}

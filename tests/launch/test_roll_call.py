@@ -7,6 +7,8 @@ import threading
 
 import pytest
 
+from pipejax.launch import _roll_call
+
 from .helpers import outcomes, record
 
 
@@ -98,6 +100,18 @@ def test_foreign_program_at_the_port_is_reported(port, said):
         r" \((another|process 0 has|the conn|\[Errno)",
         second,
     )
+
+
+def test_errors_of_all_attempts_are_told(port, monkeypatch):
+    secret = "process 0 has another secret"
+    attempts = iter([ValueError(secret), ValueError(secret)])
+
+    def introduced(*_):
+        raise next(attempts, ConnectionRefusedError("Connection refused"))
+
+    monkeypatch.setattr(_roll_call, "introduced", introduced)
+    (told,) = outcomes(port, [record(1)], timeout=0.5)
+    assert f"within 0.5 s ({secret}; Connection refused): process 0 does" in told
 
 
 def test_address_of_another_host_is_refused(port):
