@@ -9,7 +9,6 @@ from etils import epath
 
 from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
 from pipejax._core.step import common_of, state_of
-from pipejax._internal.mesh import axes
 from pipejax.train_step import PipelineState, TrainStep
 
 from ._check_like import check_optimizer_of
@@ -47,14 +46,16 @@ def wanted_of_pipeline(
     if not train.boundaries:  # the train step that saved it may count its calls
         counter = jax.ShapeDtypeStruct((), jnp.int32)
         target = target._replace(calls=counter if "calls" in meta["leaves"] else None)
-    if before.devices != now.devices:
-        target = shapes_on(train, target, before.devices)
+    same = before.same_queue(train.config)
+    if not same:
+        target = shapes_on(train, target, before)
     saved = {k: v for k, v in leaves.items() if not part_of(k, anew)}
     check_form(path, saved, target)
     check_optimizer_of(train, like)
-    form = _placed(train, target, own=before.devices == now.devices)
+    # Otherwise every device receives the messages of all, for `reshard` to share out.
+    form = _placed(train, target, whole=not same)
     numbers = {} if meta["calls"] is None else {"calls": meta["calls"]}
-    return Wanted(form, numbers, before.devices, anew)
+    return Wanted(form, numbers, before, anew)
 
 
 def _needed(leaves: dict[str, Any], like: PipelineState) -> dict[str, Any]:
@@ -108,11 +109,9 @@ def _without(anew: tuple[str, ...], like: PipelineState) -> PipelineState:
     return like._replace(in_flight=in_flight)
 
 
-def _placed(train: TrainStep, target: PipelineState, *, own: bool) -> PipelineState:
+def _placed(train: TrainStep, target: PipelineState, *, whole: bool) -> PipelineState:
     """Returns shape, dtype and sharding of each array to restore."""
-    data = axes(train.axis_name) if own else ()
-    # Without axes, every device receives the parts of all, for `reshard` to share out.
-    in_flight = in_flight_shardings(target.in_flight, train.config, data)
+    in_flight = in_flight_shardings(target.in_flight, train.config, whole=whole)
     if states := target.in_flight.codec_states:
         placed_states = codec_states(
             train.phases, train.executor.reduction_mesh, target, abstract=True

@@ -8,7 +8,6 @@ import optax
 
 from pipejax._core.executors import codec_states, in_flight_shardings, state_shardings
 from pipejax._core.step import common_of
-from pipejax._internal.mesh import axes
 from pipejax.train_step import PipelineState, StepInfo, TrainStep
 
 from ._leaves import CODECS, COUNTERS, GATHERED, MEAN, QUEUE, zeros
@@ -25,15 +24,15 @@ def pipeline_state(
 
     `wanted` has the shapes of the state.
     """
-    before, now, anew = saved.wanted.devices, train.config.devices, saved.wanted.anew
-    state = rebuilt(saved)
+    state, before, anew = rebuilt(saved), saved.wanted.before, saved.wanted.anew
+    moved = not before.same_queue(train.config)
     if MEAN in anew:
         state = _with_new_mean(train, state, wanted)
     if GATHERED in anew:
         state = _with_new_gathered(train, state, wanted)
     if COUNTERS in anew:
         state = _with_new_counters(state, wanted)
-    if before != now:
+    if moved:
         state = reshard(train, state, before)
     if QUEUE in anew:
         state = _with_empty_queue(train, state, wanted)
@@ -41,12 +40,12 @@ def pipeline_state(
         state = _with_new_codec_states(train, state, saved)
     if train.width == 1:
         return state, False, ()
-    if before != now:
+    if moved:
         _log.warning(
             "checkpoint of %d devices restored on %d: gradients in flight are applied"
             " first",
-            before,
-            now,
+            before.devices,
+            train.config.devices,
         )
     elif saved.meta["in_flight"] and _is_synchronous(train, saved.meta["calls"]):
         _log.warning(
@@ -68,8 +67,7 @@ def _with_empty_queue(
     train: TrainStep, state: PipelineState, wanted: PipelineState
 ) -> PipelineState:
     form = wanted.in_flight._replace(codec_states={})
-    data = axes(train.axis_name)
-    shardings = in_flight_shardings(form, train.config, data)
+    shardings = in_flight_shardings(form, train.config)
     pending = zeros(form.pending, shardings.pending)
     return state._replace(in_flight=state.in_flight._replace(pending=pending))
 

@@ -18,6 +18,7 @@ from pipejax._internal.types import Tree
 from ._fault import DamagedError, Fault, attempt
 from ._leaves import decoded, empty, encoded, named, part_of, weakened
 from ._meta import check_version, check_whole, read
+from ._spread import Spread
 
 _log = logging.getLogger(__name__)
 
@@ -28,13 +29,13 @@ class Wanted(NamedTuple):
     Attributes:
       form: Shapes, dtypes and shardings of the arrays, in the structure of a state.
       numbers: The leaves of `form` that are kept on the host, by name.
-      devices: Number of devices or groups whose arrays these are.
+      before: The devices or groups whose arrays these are.
       anew: The parts of a state that are not read, but made anew.
     """
 
     form: Tree
     numbers: dict[str, int]
-    devices: int
+    before: Spread
     anew: tuple[str, ...]
 
 

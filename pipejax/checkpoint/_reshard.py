@@ -15,49 +15,59 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pipejax._core.executors import in_flight_shardings
+from pipejax._core.executors import StepConfig, in_flight_shardings
 from pipejax._core.message import InFlight, Message
-from pipejax._internal.mesh import axes
 from pipejax.train_step import PipelineState, TrainStep
 
+from ._spread import Spread
 
-def shapes_on(train: TrainStep, like: PipelineState, devices: int) -> PipelineState:
-    """Returns the shapes that a state of `train` has on so many devices or groups."""
-    now = train.config.devices
 
-    def resized(leaf: Any) -> jax.ShapeDtypeStruct:
-        size = leaf.shape[0] // now * devices
+def shapes_on(train: TrainStep, like: PipelineState, where: Spread) -> PipelineState:
+    """Returns the shapes that a state of `train` has on other devices or groups."""
+
+    def resized(leaf: Any, now: int, then: int) -> jax.ShapeDtypeStruct:
+        size = leaf.shape[0] // now * then
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
 
-    in_flight = like.in_flight._replace(codec_states={})
-    return like._replace(in_flight=jax.tree.map(resized, in_flight))
+    def of_all(leaf: Any) -> jax.ShapeDtypeStruct:
+        return resized(leaf, train.config.senders, where.senders)
+
+    in_flight: Any = like.in_flight
+    in_flight = in_flight._replace(
+        pending=jax.tree.map(of_all, like.in_flight.pending),
+        filled=resized(like.in_flight.filled, train.config.devices, where.devices),
+        codec_states={},
+    )
+    return like._replace(in_flight=in_flight)
 
 
-def reshard(train: TrainStep, state: PipelineState, before: int) -> PipelineState:
-    """Moves a state whose devices hold the messages of all `before` devices."""
-    states, now = state.in_flight.codec_states, train.config.devices
+def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineState:
+    """Moves a state whose devices hold the messages of all devices `before`."""
+    states = state.in_flight.codec_states
     in_flight = state.in_flight._replace(codec_states={})
-    data = axes(train.axis_name)
-    own = in_flight_shardings(in_flight, train.config, data)
+    own = in_flight_shardings(in_flight, train.config)
 
     def spread(in_flight: InFlight) -> InFlight:
-        return _shared_out(in_flight, before, now)
+        return _shared_out(in_flight, before, train.config)
 
     in_flight = jax.jit(spread, out_shardings=own)(in_flight)
     return state._replace(in_flight=in_flight._replace(codec_states=states))
 
 
-def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
+def _shared_out(in_flight: InFlight, before: Spread, now: StepConfig) -> InFlight:
     def rows(leaf: jax.Array) -> jax.Array:
-        return leaf.reshape(before, leaf.shape[0] // before, *leaf.shape[1:])
+        count = before.senders
+        return leaf.reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
 
     def mean(leaf: jax.Array) -> jax.Array:
         one = rows(leaf).mean(axis=0).astype(leaf.dtype)
-        return jnp.concatenate([one] * now)
+        return jnp.concatenate([one] * now.senders)
 
     def share(leaf: jax.Array) -> jax.Array:
-        one = (rows(leaf).sum(axis=0) / now).astype(leaf.dtype)
-        return jnp.concatenate([one] * now)
+        # A message counts for all devices that have it.
+        total = rows(leaf).sum(axis=0) * (before.devices // before.senders)
+        one = (total / now.devices).astype(leaf.dtype)
+        return jnp.concatenate([one] * now.senders)
 
     def shared_out(message: Message) -> Message:
         by = mean if message.weight is None else share
@@ -71,5 +81,5 @@ def _shared_out(in_flight: InFlight, before: int, now: int) -> InFlight:
         pending=tuple(map(shared_out, in_flight.pending)),
         # This is the same on all devices. A mean is not used, because rounding could
         # make an integer one too small.
-        filled=jnp.repeat(in_flight.filled[:1], now),
+        filled=jnp.repeat(in_flight.filled[:1], now.devices),
     )

@@ -70,7 +70,7 @@ def wanted_of_rounds(
     saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
     check_form(path, saved, form)
     numbers = {f"position.{name}": n for name, n in meta["rounds"].items()}
-    return Wanted(form, numbers, before.devices, anew)
+    return Wanted(form, numbers, before, anew)
 
 
 def rounds_state(
@@ -80,7 +80,7 @@ def rounds_state(
 
     `like` has the shapes of the state.
     """
-    state, before, anew = rebuilt(saved), saved.wanted.devices, saved.wanted.anew
+    state, before, anew = rebuilt(saved), saved.wanted.before.devices, saved.wanted.anew
     config, mesh = train.rounds.config, train.rounds.executor.reduction_mesh
     moved = before != config.inner.devices
     if CODECS in anew:

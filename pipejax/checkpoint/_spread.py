@@ -8,7 +8,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.executors import codec_states
+from pipejax._core.executors import StepConfig, codec_states
+from pipejax._core.message import InFlight
 from pipejax._internal.mesh import axes, inner_axes
 from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce
@@ -25,6 +26,7 @@ class Spread(NamedTuple):
     inner: Axes  # the inner axes of the mesh, over which each group shards its model
     split: list[list[list[str]]]  # by parameter, the inner axes that split each axis
     codecs: Axes | None  # the axes over which codec states are spread
+    messages: int | None = None  # fewer than devices if those of a host have the same
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":
@@ -32,7 +34,8 @@ class Spread(NamedTuple):
         filled: Any = state.in_flight.filled  # or its shape
         mesh = filled.sharding.mesh.shape if shards.inner else {}
         inner, states = _sizes(mesh, shards.inner), state.in_flight.codec_states
-        return cls(filled.shape[0], inner, _split(shards.params), _of_codecs(states))
+        split, codecs = _split(shards.params), _of_codecs(states)
+        return cls(filled.shape[0], inner, split, codecs, _messages(state.in_flight))
 
     @classmethod
     def now(cls, train: TrainStep, like: PipelineState) -> "Spread":
@@ -50,7 +53,16 @@ class Spread(NamedTuple):
         """Returns the spread of a state of local steps, or of its shapes."""
         form, states = state.shared.form, state.own.codec_states
         inner = _sizes(form.mesh.shape, inner_axes(form.mesh, form.axis_name))
-        return cls(state.groups, inner, _split(form.specs), _of_codecs(states))
+        split, codecs = _split(form.specs), _of_codecs(states)
+        return cls(state.groups, inner, split, codecs, state.groups)
+
+    @property
+    def senders(self) -> int:
+        """Returns the number of messages, in older checkpoints one of every device."""
+        return self.messages or self.devices
+
+    def same_queue(self, config: StepConfig) -> bool:
+        return (self.devices, self.senders) == (config.devices, config.senders)
 
     def same_shards(self, other: "Spread") -> bool:
         return self[:3] == other[:3]
@@ -67,6 +79,14 @@ class Spread(NamedTuple):
         # one.
         places = (math.prod(n for _, n in x.codecs or ()) for x in (self, other))
         return len({*places}) == 1
+
+
+def _messages(in_flight: InFlight) -> int:
+    """Returns the number of messages of a step, which are concatenated."""
+    if not in_flight.pending:
+        return in_flight.filled.shape[0]
+    passengers = in_flight.pending[0].passengers
+    return passengers.values.shape[0] // len(passengers.names)
 
 
 def _split(specs: Sequence[P]) -> list[list[list[str]]]:

@@ -38,7 +38,7 @@ from pipejax._core.step import (
     state_data_specs,
     state_of,
 )
-from pipejax._internal.mesh import axes, inner_axes, is_traced
+from pipejax._internal.mesh import inner_axes, is_traced
 from pipejax._internal.shards import UNSHARDED, Shards, data_axes_of, inner_specs
 from pipejax._internal.structures import restructured
 from pipejax._internal.types import Keys, ModelState
@@ -202,7 +202,6 @@ def _maker(
     config: StepConfig, forms: Arguments, like: Message, shards: Shards
 ) -> Callable[[Arguments], PipelineState]:
     step = config.step
-    own: Any = P(config.axis_name)
 
     def local(arguments: Arguments) -> PipelineState:
         params, model_state, rng, opt_state = arguments
@@ -224,17 +223,16 @@ def _maker(
     # The structure of the state decides how its arrays are split.
     form = jax.eval_shape(config.on_mesh(local, P(), P()), forms)
     specs = state_data_specs(common_of(form), config.axis_name)
-    return config.on_mesh(local, P(), state_of(specs, own, None))
+    return config.on_mesh(local, P(), state_of(specs, config.queue_specs, None))
 
 
 def _shapes(
     config: StepConfig, make: Callable[[Arguments], PipelineState], forms: Arguments
 ) -> PipelineState:
     state = jax.eval_shape(make, forms)
-    in_flight, own = state.in_flight, axes(config.axis_name)
     shardings = state_of(
         state_shardings(common_of(state), config.mesh, config.axis_name),
-        in_flight_shardings(in_flight, config, own),
+        in_flight_shardings(state.in_flight, config),
         None,
     )
     return jax.tree.map(

@@ -33,7 +33,7 @@ from pipejax._core.step import (
     replicated_step,
     zero1_step,
 )
-from pipejax._internal.mesh import AxisName, axes, explicit_axes, size_along
+from pipejax._internal.mesh import AxisName, explicit_axes, size_along
 from pipejax._internal.threads import check_threads
 from pipejax.codecs import Codec, Linear
 from pipejax.collectives import AllReduce, Schedule, psum
@@ -278,16 +278,14 @@ def make_train_step(
 
 def _log_noise(config: StepConfig) -> None:
     """Logs that predictions are noisy, where many devices make them by themselves."""
-    settings = config.step.settings
-    own = (axis for axis in axes(config.axis_name) if axis != settings.device_axis)
-    many = size_along(config.mesh, tuple(own))
-    if config.width > 1 and settings.weight_prediction and many > _MANY:
+    predicts = config.width > 1 and config.step.settings.weight_prediction
+    if predicts and config.senders > _MANY:
         remedy = " With at_once=..., they do not predict."
         _log.warning(
             "%s devices or groups predict with their own gradients, which are noisier"
             " the more of them share a batch.%s See docs/convergence.md, 'How many"
             " devices share a batch'",
-            many,
+            config.senders,
             "" if config.step.shards_optimizer else remedy,
         )
 

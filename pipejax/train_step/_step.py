@@ -347,7 +347,7 @@ class TrainStep:
         self._check(state)
         args = state.trainable.whole_params, state.model_state, state.shards
         wanted, _ = self.config.empty_messages(*args)
-        check_pending(wanted, state.in_flight, self.config.devices)
+        check_pending(wanted, state.in_flight, self.config.senders)
         phase = self.phase_after(state.calls)
         if self.phases[phase].width != self.width:  # a warm-up has no queue
             phase = -1

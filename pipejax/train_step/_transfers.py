@@ -74,10 +74,11 @@ def transfers_of(
         listed = jax.tree_util.Partial(lambda: transfers)
         return message, step.apply(state, computed, reduced, at_once), listed
 
-    step, own, split = config.step, common_of(state), P(config.axis_name)
-    of_inputs = inputs_over(config.axis_name)
-    specs = state_data_specs(own, config.axis_name), split, of_inputs
-    without_exchange = jax.jit(config.on_mesh(local, specs, (split, P(), P())))
+    step, own = config.step, common_of(state)
+    axis, queue = config.axis_name, config.queue_specs
+    specs = state_data_specs(own, axis), queue, inputs_over(axis)
+    found = config.message_spec, P(), P()
+    without_exchange = jax.jit(config.on_mesh(local, specs, found))
     args = own, state.in_flight._replace(codec_states={}), inputs
     sharded = bool(inner_axes(config.mesh, config.axis_name))
     others = _own_transfers(without_exchange, *args, sharded=sharded)

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 import pipejax as pj
 from pipejax import codecs, collectives
 from pipejax.checkpoint._reshard import reshard
+from pipejax.checkpoint._spread import Spread
 
 KEY = jax.random.key(0)
 SIGN = codecs.error_feedback(codecs.sign(8))
@@ -64,13 +65,11 @@ def moved(train, state):
     everywhere = NamedSharding(train.mesh, P())
     known = jax.device_put(state._replace(in_flight={}), everywhere)
     in_flight = jax.device_put(state.in_flight._replace(codec_states={}), everywhere)
-    return reshard(
-        train, known._replace(in_flight=in_flight), state.in_flight.filled.shape[0]
-    )
+    return reshard(train, known._replace(in_flight=in_flight), Spread.of(state))
 
 
 @functools.cache
-def weighted(devices):
+def weighted(devices, hosts=None):
     """Makes a train step whose examples have more weight on later devices."""
 
     def loss(params, batch):
@@ -78,4 +77,6 @@ def weighted(devices):
         each = (batch["x"] @ params) * batch["n"]
         return each.sum() / weight, pj.Aux(weight=weight)
 
-    return pj.make_train_step(loss, optax.sgd(RATE), mesh=pj.data_mesh(devices))
+    axis_name = "data" if hosts is None else ("host", "device")
+    mesh = pj.data_mesh(devices, axis_name=axis_name, hosts=hosts)
+    return pj.make_train_step(loss, optax.sgd(RATE), mesh=mesh, axis_name=axis_name)

@@ -26,7 +26,7 @@ def filled():
 
 def test_everything_is_read_on_the_same_devices(filled):
     found = wanted(*filled)
-    assert (found.devices, found.anew) == (2, ())
+    assert (found.before.devices, found.anew) == (2, ())
     assert found.numbers == {"calls": 0}
 
 

@@ -32,7 +32,7 @@ def test_whole_checkpoint_is_returned(saved, train, like):
     found = read_step(saved, read_by(train, like), 1)
     assert isinstance(found, Saved)
     assert found.meta["step"] == int(found.arrays["step"]) == 1
-    assert found.wanted.devices == 2
+    assert found.wanted.before.devices == 2
     assert int(rebuilt(found).step) == 1
     assert found.extras == {}
 

@@ -10,6 +10,7 @@ import pytest
 import pipejax as pj
 from pipejax import collectives
 from pipejax.checkpoint._reshard import reshard, shapes_on
+from pipejax.checkpoint._spread import Spread
 
 from ..helpers import batches
 from .runs import ALL_REDUCES, RATE, moved, params, run, train_step, weighted
@@ -34,7 +35,7 @@ def test_shapes_on_other_devices_equal_the_shapes_of_their_states():
     )
     wanted, like = (train.abstract_state(params()) for train in (first, second))
     wanted = wanted._replace(in_flight=wanted.in_flight._replace(codec_states={}))
-    found = shapes_on(second, like, 4)
+    found = shapes_on(second, like, Spread.of(wanted))
     chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
 
 
@@ -63,18 +64,51 @@ def test_queue_in_flight_stays_filled_on_any_devices(devices):
         lambda x: jnp.concatenate([x] * devices),
         state.in_flight._replace(codec_states={}),
     )
-    state = reshard(train, state._replace(in_flight=each), devices)
+    state = state._replace(in_flight=each)
+    state = reshard(train, state, Spread.of(state))
     assert state.in_flight.filled.tolist() == [1]
 
 
-@pytest.mark.parametrize("now", [1, 6])
-def test_weights_equal_the_weight_of_the_batch_on_any_devices(now):
+def begun(train):
+    """Returns a state with a gradient in flight, whose examples weigh 78."""
     batch = {"x": batches(1, size=12)[0]["x"], "n": np.arange(1.0, 13, dtype="f4")}
-    first, second = weighted(4), weighted(now)
-    state = first.init(jnp.zeros(5), batch=batch)
-    state = run(first, state, [batch])
+    return run(train, train.init(jnp.zeros(5), batch=batch), [batch])
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ((4,), (1,)),
+        ((4,), (6,)),
+        ((4, 2), (1,)),
+        ((4, 2), (4,)),
+        ((6,), (6, 3)),
+        ((6, 3), (4, 2)),
+    ],
+)
+def test_weights_equal_the_weight_of_the_batch_on_any_devices(before, now):
+    """The devices of a host have one message, if there are hosts."""
+    first, second = weighted(*before), weighted(*now)
+    state = begun(first)
     wanted, (info,) = first.drain(state)
     drained, (found,) = second.drain(moved(second, state))
     np.testing.assert_allclose(drained.params, wanted.params, rtol=1e-5)
     np.testing.assert_allclose(found.loss, info.loss, rtol=1e-5)
     assert float(found.weight) == float(info.weight) == 78
+
+
+def test_older_checkpoint_has_a_message_of_every_device_of_a_host():
+    train = weighted(4, 2)
+    state = begun(train)
+
+    def of_devices(leaf):
+        return jnp.repeat(leaf.reshape(2, -1, *leaf.shape[1:]), 2, axis=0).reshape(
+            -1, *leaf.shape[1:]
+        )
+
+    older = jax.tree.map(of_devices, state.in_flight.pending)
+    older = state._replace(in_flight=state.in_flight._replace(pending=older))
+    found, (info,) = train.drain(reshard(train, older, Spread(4, [], [[]], None)))
+    wanted, _ = train.drain(state)
+    np.testing.assert_allclose(found.params, wanted.params, rtol=1e-6)
+    assert float(info.weight) == 78

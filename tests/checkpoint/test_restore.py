@@ -13,8 +13,14 @@ from pipejax import checkpoint
 from pipejax._core.message import count as count_in_flight
 
 from ..grid import grid
-from ..helpers import assert_bits_equal, batches, init_params, with_trainable
-from .helpers import feedback, host, init, new_train_step, run, train_step
+from ..helpers import (
+    assert_bits_equal,
+    batches,
+    init_params,
+    loss_fn,
+    with_trainable,
+)
+from .helpers import ADAMW, feedback, host, init, new_train_step, run, train_step
 
 FULL = pytest.mark.full
 
@@ -82,6 +88,28 @@ def test_restore_on_other_devices_drains_first(
     assert len(set(pj.replica_digest(restored.state).values())) == 1
     state, info = other.step(restored.state, data[0])
     assert not bool(info.applied), "the pipeline fills anew"
+
+
+def test_checkpoint_holds_a_message_of_every_host(manager):
+    axes, params = ("host", "device"), init_params()
+
+    def make():
+        mesh = pj.data_mesh(4, axis_name=axes, hosts=2)
+        return pj.make_train_step(loss_fn, ADAMW, mesh=mesh, axis_name=axes, width=3)
+
+    train, fresh, data = make(), make(), batches(8)
+    state = run(train, train.init(params), data[:4])
+    checkpoint.save(manager, state)
+    manager.wait_until_finished()
+    expected = host(train.drain(run(train, state, data[4:]))[0])
+    restored = checkpoint.restore(manager, fresh, fresh.init(params))
+    assert not restored.drained
+    assert_bits_equal(
+        host(fresh.drain(run(fresh, restored.state, data[4:]))[0]), expected
+    )
+    leaves = json.loads((manager.directory / "4/meta/metadata").read_text())["leaves"]
+    (rows, columns), _ = leaves["in_flight.pending[0].gradients['hidden']"]
+    assert (rows / 2, columns) == params["hidden"].shape
 
 
 def test_synchronous_checkpoint_needs_no_drain(manager):

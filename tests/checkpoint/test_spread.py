@@ -68,7 +68,7 @@ def test_axes_of_a_hierarchical_all_reduce_are_told_apart():
 def test_other_inner_axes_count_as_other_shards():
     mesh = pj.data_mesh(8, axis_name=("data", "model"), hosts=4)
     train, inside = on(mesh, "data", "psum, power_sgd")
-    assert inside == Spread(4, [["model", 2]], [[]], [["data", 4], ["model", 2]])
+    assert inside == Spread(4, [["model", 2]], [[]], [["data", 4], ["model", 2]], 4)
     assert not same(on(pj.data_mesh(4), "data", "psum, power_sgd"), (train, inside))
 
 

@@ -37,14 +37,17 @@ def exchange_by_copy(
     """
     mesh, axis = config.mesh, config.axis_name
     (cpu,) = cpus.local_devices
+    # The devices of a host may have the same message, which counts for all of them.
+    each = config.devices // config.senders
     # A process sums this many parts at most, before the exchange of all processes.
-    parts = collections.Counter(itertools.chain(*processes_of_groups(mesh, axis)))
-    scale = headroom(max(parts.values()))
+    groups = processes_of_groups(mesh, config.message_axes)
+    parts = collections.Counter(itertools.chain(*groups))
+    scale = headroom(each * max(parts.values()))
 
     def out(array: jax.Array, scale: float) -> jax.Array:
-        parts = _by_group(array, config.devices)
-        if scale != 1:
-            parts = [part / part.dtype.type(scale) for part in parts]
+        parts = _by_group(array, config.senders)
+        if each != scale:
+            parts = [part * part.dtype.type(each / scale) for part in parts]
         own = jax.device_put(sum(parts[1:], start=parts[0]), cpu)
         shape = (cpus.size * own.shape[0], *own.shape[1:])
         return jax.make_array_from_single_device_arrays(
@@ -55,7 +58,7 @@ def exchange_by_copy(
         # A state that was read from bytes has arrays of NumPy.
         if isinstance(array, jax.Array):
             return array
-        return jax.device_put(array, NamedSharding(mesh, P(axis)))
+        return jax.device_put(array, NamedSharding(mesh, config.message_spec))
 
     def back(total: jax.Array, spec: P, factor: Any) -> jax.Array:
         own, sharding = np.asarray(total.addressable_data(0)), NamedSharding(mesh, spec)

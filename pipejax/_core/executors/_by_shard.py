@@ -17,6 +17,7 @@ from pipejax._internal.mesh import (
     inner_axes,
     on_mesh,
     processes_of_groups,
+    size_along,
 )
 from pipejax._internal.shards import UNSHARDED, copies_of
 from pipejax._internal.types import CodecStates, Tree
@@ -37,7 +38,7 @@ def exchange_by_shard(
     does in `exchange_on_mesh`, so the bits are the same.
     """
     mesh, axis = config.mesh, config.axis_name
-    meshes, own = _by_shard(mesh, axis), P(axis)
+    meshes, own, messages = _by_shard(mesh, axis), P(axis), config.message_spec
     inner = {name: mesh.shape[name] for name in inner_axes(mesh, axis)}
     placed = [placed_once(place) for place in meshes]
 
@@ -50,7 +51,7 @@ def exchange_by_shard(
         ) -> tuple[Reduced, CodecStates]:
             return config.step.exchange(None, message, valid, all_reduce).run(before)
 
-        specs = (own, own, P()), (P(), own)
+        specs = (messages, own, P()), (P(), own)
         mapped = (on_mesh(local, place, *specs) for place in meshes)
         return [jax.jit(each) for each in mapped]
 
@@ -59,11 +60,15 @@ def exchange_by_shard(
     ) -> tuple[Reduced, CodecStates]:
         del trained
         sharded = on_shards_of(message, config.sums_by)
-        unsharded = message._replace(shards=UNSHARDED), states
+        unsharded = message._replace(shards=UNSHARDED)
         calls = zip(programs(sharded.sets(mesh.shape)), meshes, placed, strict=True)
         # A call returns before its sum is there.
         done = [
-            program(*_on_place(unsharded, place, own), on_place(valid))
+            program(
+                _on_place(unsharded, place, messages),
+                _on_place(states, place, own),
+                on_place(valid),
+            )
             for program, place, on_place in calls
         ]
         totals, after = zip(*jax.block_until_ready(done), strict=True)
@@ -116,8 +121,8 @@ def _on_place(tree: Tree, place: Mesh, spec: P) -> Any:
     def one(array: jax.Array) -> jax.Array:
         parts = {x.device: x.data for x in array.addressable_shards}
         here = [parts[device] for device in place.local_devices]
-        shape = (place.size * here[0].shape[0], *here[0].shape[1:])
         sharding = NamedSharding(place, spec)
+        shape = (size_along(place, spec[0]) * here[0].shape[0], *here[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, here)
 
     return jax.tree.map(one, tree)

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message
+from pipejax._core.message import InFlight, Message
 from pipejax._core.step import (
     Common,
     Computed,
@@ -24,6 +24,7 @@ from pipejax._core.step import (
 )
 from pipejax._internal.mesh import (
     AxisName,
+    axes,
     inner_axes,
     on_mesh,
     on_mesh_by,
@@ -60,6 +61,29 @@ class StepConfig:
     def devices(self) -> int:
         """Returns the number of devices, or groups, over which the data is split."""
         return size_along(self.mesh, self.axis_name)
+
+    @functools.cached_property
+    def message_axes(self) -> tuple[str, ...]:
+        """Returns the axes of the data along which devices have other messages."""
+        same = self.step.settings.axis_within_host(self.width)
+        return tuple(name for name in axes(self.axis_name) if name != same)
+
+    @property
+    def message_spec(self) -> P:
+        """Returns how the messages of all devices or groups are split."""
+        return P(self.message_axes)
+
+    @property
+    def queue_specs(self) -> InFlight:
+        """Returns how everything in flight is split over the axes of the data."""
+        own: Any = P(self.axis_name)
+        message: Any = self.message_spec
+        return InFlight((message,) * (self.width - 1), own, own)
+
+    @functools.cached_property
+    def senders(self) -> int:
+        """Returns the number of messages: one for each device, host or group."""
+        return size_along(self.mesh, self.message_axes)
 
     @functools.cached_property
     def sums_by(self) -> AllReduce:
@@ -118,18 +142,19 @@ class StepConfig:
         """Returns `local` as a program that each device or group runs on its share."""
         return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
 
-    def on_state(self, local: Callable[..., Any], rest: Specs) -> Any:
+    def on_state(self, local: Callable[..., Any], rest: Specs, queue: Specs) -> Any:
         """Returns `local` as a program of what is common and more arguments.
 
-        Its results are the next `Common`, the queue of each device, and infos. `rest`
-        are the partition specs of the other arguments.
+        Its results are the next `Common`, the next queue or a part of it, and infos.
+        `rest` are the partition specs of the other arguments, and `queue` those of the
+        second result.
         """
 
         def specs(state: Common, *_: Any) -> tuple[Any, Any]:
             own = state_data_specs(state, self.axis_name)
             # The next state may have no leaf in place of one that does not move.
             after = own._replace(model_state=P())
-            return (own, *rest), (after, P(self.axis_name), P())
+            return (own, *rest), (after, queue, P())
 
         def like(state: Common, *_: Any) -> tuple[Any, ...]:
             return state, None, state.step

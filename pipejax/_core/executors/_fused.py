@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import (
     InFlight,
@@ -115,14 +114,13 @@ class Fused:
 
         Another program that traces it has options of its own.
         """
-        per_device = P(self.config.axis_name)
+        config = self.config
+        leaving, staying = _parted(config.queue_specs)
+        rest = leaving, staying, inputs_over(config.axis_name)
         program = functools.partial(
             jax.jit,
-            self.config.on_state(
-                self._local_step,
-                (per_device, per_device, inputs_over(self.config.axis_name)),
-            ),
-            in_shardings=(None, None, None, self.config.inputs),
+            config.on_state(self._local_step, rest, leaving),
+            in_shardings=(None, None, None, config.inputs),
             donate_argnums=self._donated,
         )
         return {
@@ -132,8 +130,8 @@ class Fused:
 
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
-        per_device = P(self.config.axis_name)
-        program = self.config.on_state(self._local_drain, (per_device,))
+        queue = self.config.queue_specs
+        program = self.config.on_state(self._local_drain, (queue,), queue)
         return jax.jit(program, donate_argnums=self._donated)
 
     @property

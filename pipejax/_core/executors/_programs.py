@@ -51,12 +51,14 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
     """Returns the programs of a step, which are compiled when they first run."""
     own: Any = P(config.axis_name)
     whole: Any = P()
+    queue: Any = config.queue_specs
+    messages: Any = config.message_spec
     axis = config.axis_name
 
     def compute_specs(state: Common, *_: Specs) -> tuple[Specs, Specs]:
         inputs = inputs_over(axis)
-        computed = Computed(whole, whole, whole, own)
-        return (state_data_specs(state, axis), own, inputs), (own, computed)
+        computed = Computed(whole, whole, whole, messages)
+        return (state_data_specs(state, axis), queue, inputs), (messages, computed)
 
     def update(
         state: Common,
@@ -90,11 +92,11 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
         ),
         exchange=make_exchange(config, reduction_mesh),
         exchange_at_once=make_exchange(config.at_once, reduction_mesh),
-        delayed=jax.jit(config.on_mesh(delayed, (own, whole), own)),
+        delayed=jax.jit(config.on_mesh(delayed, (messages, whole), messages)),
         update=jax.jit(
-            config.on_state(update, (P(), P(), P(), own)),
+            config.on_state(update, (whole, whole, whole, own), own),
             donate_argnums=(0,) if config.donate else (),
         ),
-        empty=jax.jit(config.on_mesh(lambda x: emptied(x, {}), (own,), own)),
+        empty=jax.jit(config.on_mesh(lambda x: emptied(x, {}), (queue,), queue)),
         gather=lambda trained: jax.block_until_ready(gathering(trained)),
     )

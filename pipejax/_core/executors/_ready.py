@@ -33,7 +33,7 @@ def ready_after(
 
     specs = (
         state_data_specs(state, config.axis_name),
-        P(config.axis_name),
+        config.queue_specs,
         inputs_over(config.axis_name),
     )
     found: Callable[[], Tree] = jax.eval_shape(

@@ -70,7 +70,7 @@ def exchange_on_mesh(config: StepConfig) -> RunExchange:
     def specs(trained: Trainable | None, *_: Specs) -> tuple[Specs, Specs]:
         pieces = whole if trained is None else data_specs(trained, config.axis_name)
         reduced = Reduced(whole, whole, whole, whole, pieces)
-        return (pieces, own, own, whole), (reduced, own)
+        return (pieces, config.message_spec, own, whole), (reduced, own)
 
     def like(trained: Trainable | None, *_: Any) -> Any:
         return Reduced(nothing, nothing, nothing, nothing, trained), nothing

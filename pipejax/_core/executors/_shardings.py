@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import InFlight, Message
 from pipejax._core.step import Common, inner_state_specs, state_data_specs
-from pipejax._internal.mesh import AxisName, auto_mesh
+from pipejax._internal.mesh import AxisName, auto_mesh, axes
 from pipejax._internal.shards import combined_spec, of_all_groups
 from pipejax._internal.types import Leaf, Tree
 
@@ -30,18 +30,18 @@ def state_shardings(state: Common, mesh: Mesh, axis_name: AxisName) -> Common:
 
 
 def in_flight_shardings(
-    in_flight: InFlight, config: StepConfig, data: tuple[str, ...]
+    in_flight: InFlight, config: StepConfig, *, whole: bool = False
 ) -> InFlight:
     """Returns the sharding of every array in flight, without those of codec states.
 
-    `in_flight` is the pipeline of all groups. Every group has its own part along the
-    axes `data`. If there are none, it has the arrays of all. The axes of the mesh have
-    type Auto: JAX has no type for an array that is split along one of its axes over
-    mesh axes of both types.
+    `in_flight` is the pipeline of all groups. Every group has its own part or, if it is
+    `whole`, the arrays of all. The axes of the mesh have type Auto: JAX has no type for
+    an array that is split along one of its axes over mesh axes of both types.
     """
     mesh = auto_mesh(config.mesh)
+    every, own = ((), ()) if whole else (axes(config.axis_name), config.message_axes)
 
-    def lying(tree: Tree, specs: tuple[P, ...]) -> Any:
+    def lying(tree: Tree, specs: tuple[P, ...], data: tuple[str, ...]) -> Any:
         leaves, structure = jax.tree.flatten(tree)
         specs = specs or (P(),) * len(leaves)
         pairs = zip(leaves, specs, strict=bool(leaves))
@@ -52,14 +52,14 @@ def in_flight_shardings(
 
     def of_message(message: Message) -> Message:
         return message._replace(
-            gradients=lying(message.gradients, message.shards.params),
-            changes=lying(message.changes, message.shards.changes),
-            passengers=lying(message.passengers, ()),
+            gradients=lying(message.gradients, message.shards.params, own),
+            changes=lying(message.changes, message.shards.changes, own),
+            passengers=lying(message.passengers, (), own),
         )
 
     return in_flight._replace(
         pending=tuple(map(of_message, in_flight.pending)),
-        filled=lying(in_flight.filled, ()),
+        filled=lying(in_flight.filled, (), every),
         codec_states={},
     )
 

@@ -40,6 +40,7 @@ class InFlight(NamedTuple):
 
     On a mesh of p devices, the arrays of all devices are concatenated along the first
     axis of every leaf. The first axis is therefore p times as long as on one device.
+    Devices of a host that average their gradients have one message together.
 
     Sums over devices are not part of the state. Only the executor knows which
     reductions have started, and another executor starts them again.

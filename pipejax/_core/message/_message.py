@@ -8,7 +8,8 @@ A message has three parts:
 
 A message holds all arrays in the dtypes in which they travel. On a mesh of p devices,
 the arrays of all devices are concatenated along the first axis, which is then p times
-as long. A scalar therefore travels as a vector of one element.
+as long. A scalar therefore travels as a vector of one element. If the devices of a host
+average their gradients, the arrays of all hosts are concatenated.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 
 from pipejax._core.checks import check_keywords
-from pipejax._core.message import InFlight, Message
+from pipejax._core.message import InFlight, Message, width_of
 from pipejax._core.prediction import Mean
 from pipejax._internal.types import Keys
 
@@ -66,8 +66,8 @@ def compute(
         settings, params, model_state, key, inputs, shards
     )
     check_room(message, in_flight)
-    if settings.device_axis and length and settings.weight_prediction:
-        message = averaged_within_host(message, settings.device_axis)
+    if axis := settings.axis_within_host(width_of(in_flight)):
+        message = averaged_within_host(message, axis)
     message, at_once = parted(settings, whole, message)
     return message, Computed(counters, rng, state.step + 1, at_once)
 

@@ -87,6 +87,13 @@ class Settings:
     skip_nonfinite: bool = True
     slope_dtype: DTypeLike = CODE
 
+    def axis_within_host(self, width: int) -> str | None:
+        """Returns the axis along which a pipeline of this width averages gradients.
+
+        Devices along it have the same message. Without predictions, all differ.
+        """
+        return self.device_axis if width > 1 and self.weight_prediction else None
+
 
 class Computed(NamedTuple):
     """The values that `compute` leaves for the update of the same step.

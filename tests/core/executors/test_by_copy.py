@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax._core.executors import make_exchange
+from pipejax._core.executors import StepConfig, make_exchange
 from pipejax._core.executors._by_copy import _one_cpu_a_process, reduction_mesh
 from pipejax._core.message import Message, valid_in_step
+from pipejax._core.step import Settings, replicated_step
+from pipejax.collectives import psum
 
 from .shards import sharded
 from .test_run_exchange import config_on, other_mesh
@@ -42,6 +44,23 @@ def test_float16_sums_of_a_process_may_exceed_float16():
     assert total.dtype == jnp.float32
     assert total.tolist() == [120_000]
     assert bool(reduced.finite)
+
+
+def test_message_of_a_host_is_copied_once_for_all_its_devices():
+    """The largest float16 is 65,504, and four devices share the messages of two."""
+    names = "host", "device"
+    step = replicated_step(Settings(None, None, names, device_axis="device"))
+    mesh = pj.data_mesh(4, axis_name=names, hosts=2)
+    config = StepConfig(step, mesh, 2, psum(), donate=False)
+    values = {"half": np.float16([32_768, 16_384]), "full": np.float32([1, 10])}
+    placed = jax.device_put(values, NamedSharding(mesh, P("host")))
+    cpus = Mesh(np.array(jax.devices()[7:]).reshape(1, 1), names)
+    reduced, _ = by_copy(config, cpus, Message(placed))
+    total = reduced.sum.gradients
+    assert (total["half"].dtype, total["half"].tolist()) == (jnp.float32, [98_304])
+    assert total["full"].tolist() == [22]
+    assert bool(reduced.finite)
+    assert reduced.squares.tolist() == [22**2, 98_304**2]
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)])

@@ -3,18 +3,22 @@
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import codecs
+from pipejax._core.executors import StepConfig
 from pipejax._core.executors._by_shard import (
     _by_shard,
     exchange_by_shard,
     groups_in_processes,
 )
 from pipejax._core.executors._run_exchange import exchange_on_mesh
-from pipejax._core.message import valid_in_step
+from pipejax._core.message import Message, valid_in_step
+from pipejax._core.step import Settings, replicated_step
+from pipejax._internal.shards import Shards
+from pipejax.collectives import psum
 
 from ...helpers import assert_bits_equal
 from .shards import sharded
@@ -38,6 +42,22 @@ def test_reduction_by_place_equals_the_sum_on_the_mesh(codec):
     if codec is None:
         rows = np.asarray(message.gradients["w"]).reshape(2, 6, 5)
         np.testing.assert_array_equal(gradient, rows[0] + rows[1])
+
+
+def test_message_of_a_host_counts_for_its_devices_at_every_place():
+    names = "host", "device"
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), (*names, "fsdp"))
+    step = replicated_step(Settings(None, None, names, device_axis="device"))
+    config = StepConfig(step, mesh, 2, psum(), donate=False)
+    rows = np.arange(8, dtype=np.float32).reshape(2, 4)
+    split = NamedSharding(mesh, P(("host", "fsdp")))
+    placed = {"w": jax.device_put(rows.reshape(-1), split)}
+    message = Message(placed, shards=Shards(params=(P("fsdp"),)))
+    for exchange in exchange_by_shard(config), exchange_on_mesh(config):
+        found, _ = exchange(None, message, {}, REAL)
+        total = found.sum.gradients["w"]
+        np.testing.assert_array_equal(total, 2 * (rows[0] + rows[1]))
+        assert total.sharding.spec == P("fsdp")
 
 
 def test_infinity_at_one_place_keeps_the_states_of_all():

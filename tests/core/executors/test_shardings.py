@@ -32,7 +32,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
         params |= {"out": jax.device_put(np.zeros((8, 3), np.float32), place)}
     state = train.abstract_state(params)
     specs = state_shardings(common_of(state), mesh, "host")
-    in_flight = in_flight_shardings(state.in_flight, train.config, ("host",))
+    in_flight = in_flight_shardings(state.in_flight, train.config)
     for found in (specs, in_flight):
         assert all(x.mesh == mesh for x in jax.tree.leaves(found))
     split = P("fsdp") if inner == 2 else P()
@@ -43,7 +43,7 @@ def test_every_array_has_a_sharding_of_its_mesh(inner):
     for message in in_flight.pending:
         assert message.gradients["out"].spec == own
         assert message.passengers.values.spec == P("host")
-    everywhere = in_flight_shardings(state.in_flight, train.config, ())
+    everywhere = in_flight_shardings(state.in_flight, train.config, whole=True)
     assert everywhere.pending[0].gradients["out"].spec in (split, P(None))
     assert jax.tree.structure(specs) == jax.tree.structure(common_of(state))
 

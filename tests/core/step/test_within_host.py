@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 import pipejax as pj
 
@@ -104,6 +105,44 @@ def test_devices_keep_their_own_gradients_without_a_prediction_by_host(settings)
 
     alone = kinds(pj.data_mesh(4), **(settings | {"axis_name": "data"}))
     assert kinds(hosts, **({"axis_name": HOSTS} | settings)) == alone
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_devices_of_a_host_have_one_message(executor):
+    hosts = pj.data_mesh(4, axis_name=HOSTS, hosts=2)
+    given = {"axis_name": HOSTS, "executor": executor, "width": 3}
+    train = pj.make_train_step(loss_fn, optax.adamw(0.1), mesh=hosts, **given)
+    state = train.init(init_params())
+    for batch in batches(3):
+        state, _ = train.step(state, batch)
+    params = jax.tree.leaves(state.params)
+    for message in state.in_flight.pending:
+        for leaf, like in zip(jax.tree.leaves(message.gradients), params, strict=True):
+            assert leaf.size == 2 * like.size
+            first, second = np.split(np.asarray(leaf), 2)
+            assert (first != second).any()
+            own = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+            chex.assert_trees_all_equal(own, [first, first, second, second])
+
+
+def test_copied_message_of_a_host_counts_for_all_its_devices():
+    """The host executor copies it from one device, as from a GPU."""
+
+    def ended(executor):
+        hosts = pj.data_mesh(4, axis_name=HOSTS, hosts=2)
+        settings = {"axis_name": HOSTS, "executor": executor}
+        train = pj.make_train_step(weighted, optax.adamw(0.1), mesh=hosts, **settings)
+        if executor == "host":
+            beside = Mesh(np.array(jax.devices()[7:]).reshape(1, 1), HOSTS)
+            train.executor.__dict__["reduction_mesh"] = beside  # a cached property
+        data, infos = batches(4), []
+        state = train.init(init_params(), batch=data[0])
+        for batch in data:
+            state, info = train.step(state, batch)
+            infos.append(info)
+        return jax.device_get((state.params, infos))
+
+    chex.assert_trees_all_close(ended("host"), ended("fused"), rtol=1e-5, atol=3e-6)
 
 
 def test_transfers_list_the_mean_within_hosts_first():
