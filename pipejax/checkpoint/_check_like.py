@@ -7,7 +7,7 @@ import jax
 import optax
 
 from pipejax._core.checks import opt_state_difference
-from pipejax._core.message import width_of
+from pipejax._core.message import messages_of, width_of
 from pipejax._internal.mesh import inner_axes
 from pipejax.train_step import LocalState, LocalTrainStep, PipelineState, TrainStep
 
@@ -29,6 +29,7 @@ def form_of(like: Any, train: TrainStep) -> PipelineState:
     rules = {
         "width": (train.width, width_of(like.in_flight)),
         "devices": (train.config.devices, like.in_flight.filled.shape[0]),
+        "messages": (train.config.messages, messages_of(like.in_flight)),
         "inner axes": (inner, like.shards.inner),
         "shard_optimizer": (
             train.config.step.shards_optimizer,

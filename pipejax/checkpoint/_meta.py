@@ -21,14 +21,7 @@ from ._leaves import form, is_weak, named
 from ._spread import Spread
 
 _DIGEST = "digest"
-_FORMER = (  # the keys in earlier versions
-    {"width", "devices"},
-    {"width", "spread", "calls", "leaves", "weak"},
-    {"step", "width", "spread", "calls", "leaves", "weak"}
-    | {"checksums", "extras", "digest"},
-    {"step", "rounds", "passengers", "spread", "leaves", "weak"}
-    | {"checksums", "extras", "digest"},
-)
+_VERSION = 1  # of what this module writes
 
 
 def meta_of(
@@ -39,6 +32,7 @@ def meta_of(
 ) -> dict[str, Any]:
     leaves = named(state)
     meta = {
+        "version": _VERSION,
         "step": step,
         **(_of_rounds(state) if isinstance(state, LocalState) else _of_pipeline(state)),
         "leaves": {name: form(leaf) for name, leaf in leaves.items()},
@@ -80,11 +74,11 @@ def read(path: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_version(path: epath.Path, meta: dict[str, Any]) -> None:
-    if meta.keys() in _FORMER:
+    if meta.get("version") != _VERSION:
         raise ValueError(
-            f"the checkpoint in {path} must be of this version of pipejax, and is of an"
-            " earlier one. Continue with that version, or start a new run from the"
-            " parameters in the checkpoint."
+            f"the checkpoint in {path} must have the form that this version of pipejax"
+            f" writes, {_VERSION}; got {meta.get('version')}. Continue with the version"
+            " that saved it, or start a new run from the parameters in the checkpoint."
         )
 
 

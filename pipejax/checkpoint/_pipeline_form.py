@@ -1,6 +1,5 @@
 """Says which part of a checkpoint a train step of a pipeline reads."""
 
-import re
 from typing import Any
 
 import jax
@@ -19,12 +18,10 @@ from ._check_saved import (
     check_train,
     differing,
 )
-from ._leaves import CODECS, COUNTERS, GATHERED, MEAN, QUEUE, SLOPES, named, part_of
+from ._leaves import CODECS, COUNTERS, GATHERED, MEAN, QUEUE, SLOPES, part_of
 from ._read import Wanted
 from ._reshard import shapes_on
 from ._spread import Spread
-
-_GRADIENT = re.compile(r"(in_flight\.pending\[\d+\]\.gradients|mean\.g)")
 
 
 def wanted_of_pipeline(
@@ -38,33 +35,20 @@ def wanted_of_pipeline(
     check_train(path, meta, train, like)
     check_passengers(path, meta, like)
     before, now = Spread(**meta["spread"]), Spread.now(train, like)
-    leaves = _needed(meta["leaves"], like)
-    anew = _anew(meta | {"leaves": leaves}, before, now, train, like)
-    if len(leaves) < len(meta["leaves"]):  # codecs have states for other gradients
-        anew = (*anew, CODECS)
+    leaves = meta["leaves"]
+    anew = _anew(meta, before, now, train, like)
     target = _without(anew, like)
     if not train.boundaries:  # the train step that saved it may count its calls
         counter = jax.ShapeDtypeStruct((), jnp.int32)
-        target = target._replace(calls=counter if "calls" in meta["leaves"] else None)
-    same = before.same_queue(train.config)
-    if not same:
-        target = shapes_on(train, target, before)
+        target = target._replace(calls=counter if "calls" in leaves else None)
+    target = shapes_on(train, target, before)
     saved = {k: v for k, v in leaves.items() if not part_of(k, anew)}
     check_form(path, saved, target)
     check_optimizer_of(train, like)
-    # Otherwise every device receives the messages of all, for `reshard` to share out.
-    form = _placed(train, target, whole=not same)
+    # For `reshard` to share out, every device receives the messages of all.
+    form = _placed(train, target, whole=before.moves_to(train.config))
     numbers = {} if meta["calls"] is None else {"calls": meta["calls"]}
     return Wanted(form, numbers, before, anew)
-
-
-def _needed(leaves: dict[str, Any], like: PipelineState) -> dict[str, Any]:
-    """Returns the saved leaves without gradients that the train step does not need.
-
-    They are those of frozen parameters, which an earlier version kept in flight, too.
-    """
-    wanted = named(like)
-    return {k: v for k, v in leaves.items() if k in wanted or not _GRADIENT.match(k)}
 
 
 def _anew(

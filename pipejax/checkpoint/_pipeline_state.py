@@ -25,29 +25,29 @@ def pipeline_state(
     `wanted` has the shapes of the state.
     """
     state, before, anew = rebuilt(saved), saved.wanted.before, saved.wanted.anew
-    moved = not before.same_queue(train.config)
+    config = train.config
     if MEAN in anew:
         state = _with_new_mean(train, state, wanted)
     if GATHERED in anew:
         state = _with_new_gathered(train, state, wanted)
     if COUNTERS in anew:
         state = _with_new_counters(state, wanted)
-    if moved:
+    if before.moves_to(config):
         state = reshard(train, state, before)
     if QUEUE in anew:
         state = _with_empty_queue(train, state, wanted)
     if CODECS in anew:
         state = _with_new_codec_states(train, state, saved)
-    if train.width == 1:
+    if not saved.meta["in_flight"]:
         return state, False, ()
-    if moved:
+    if before.devices != config.devices:
         _log.warning(
             "checkpoint of %d devices restored on %d: gradients in flight are applied"
             " first",
             before.devices,
-            train.config.devices,
+            config.devices,
         )
-    elif saved.meta["in_flight"] and _is_synchronous(train, saved.meta["calls"]):
+    elif _is_synchronous(train, saved.meta["calls"]):
         _log.warning(
             "checkpoint restored inside a warm-up: gradients in flight are applied"
             " first, since the next step has no delay"

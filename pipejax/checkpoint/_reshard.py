@@ -5,6 +5,9 @@ the mean over the old devices of messages in flight, so that the mean over the n
 devices is the same. During the conversion, every new device holds the messages of all
 old devices.
 
+If p stays, and only hosts average other devices, those of a new host get the mean of
+their own messages.
+
 If the loss function returns weights W, the mean gradient is `sum(W g) / sum(W)`, and
 the sum of a batch's weights does not depend on the number of devices. The new devices
 then get equal shares of the sum of gradients, loss and metrics over the old devices.
@@ -30,13 +33,12 @@ def shapes_on(train: TrainStep, like: PipelineState, where: Spread) -> PipelineS
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
 
     def of_all(leaf: Any) -> jax.ShapeDtypeStruct:
-        return resized(leaf, train.config.senders, where.senders)
+        return resized(leaf, train.config.messages, where.messages)
 
     in_flight: Any = like.in_flight
     in_flight = in_flight._replace(
         pending=jax.tree.map(of_all, like.in_flight.pending),
         filled=resized(like.in_flight.filled, train.config.devices, where.devices),
-        codec_states={},
     )
     return like._replace(in_flight=in_flight)
 
@@ -55,21 +57,31 @@ def reshard(train: TrainStep, state: PipelineState, before: Spread) -> PipelineS
 
 
 def _shared_out(in_flight: InFlight, before: Spread, now: StepConfig) -> InFlight:
+    # The devices of a host may hold the same message, which then counts for all.
+    copies = before.devices // before.messages
+
     def rows(leaf: jax.Array) -> jax.Array:
-        count = before.senders
+        count = before.messages
         return leaf.reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
 
     def mean(leaf: jax.Array) -> jax.Array:
         one = rows(leaf).mean(axis=0).astype(leaf.dtype)
-        return jnp.concatenate([one] * now.senders)
+        return jnp.concatenate([one] * now.messages)
 
     def share(leaf: jax.Array) -> jax.Array:
-        # A message counts for all devices that have it.
-        total = rows(leaf).sum(axis=0) * (before.devices // before.senders)
+        total = rows(leaf).sum(axis=0) * copies
         one = (total / now.devices).astype(leaf.dtype)
-        return jnp.concatenate([one] * now.senders)
+        return jnp.concatenate([one] * now.messages)
+
+    def by_host(leaf: jax.Array) -> jax.Array:
+        of_devices = jnp.repeat(rows(leaf), copies, axis=0)
+        shape = now.messages, now.devices // now.messages, *of_devices.shape[1:]
+        one = of_devices.reshape(shape).mean(axis=1).astype(leaf.dtype)
+        return jnp.concatenate(one)
 
     def shared_out(message: Message) -> Message:
+        if before.devices == now.devices:
+            return jax.tree.map(by_host, message)
         by = mean if message.weight is None else share
         return message._replace(
             gradients=jax.tree.map(by, message.gradients),

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import StepConfig, codec_states
-from pipejax._core.message import InFlight
+from pipejax._core.message import messages_of
 from pipejax._internal.mesh import axes, inner_axes
 from pipejax._internal.types import CodecStates
 from pipejax.collectives import AllReduce
@@ -26,7 +26,7 @@ class Spread(NamedTuple):
     inner: Axes  # the inner axes of the mesh, over which each group shards its model
     split: list[list[list[str]]]  # by parameter, the inner axes that split each axis
     codecs: Axes | None  # the axes over which codec states are spread
-    messages: int | None = None  # fewer than devices if those of a host have the same
+    messages: int  # fewer than devices if those of a host have the same
 
     @classmethod
     def of(cls, state: PipelineState) -> "Spread":
@@ -35,7 +35,7 @@ class Spread(NamedTuple):
         mesh = filled.sharding.mesh.shape if shards.inner else {}
         inner, states = _sizes(mesh, shards.inner), state.in_flight.codec_states
         split, codecs = _split(shards.params), _of_codecs(states)
-        return cls(filled.shape[0], inner, split, codecs, _messages(state.in_flight))
+        return cls(filled.shape[0], inner, split, codecs, messages_of(state.in_flight))
 
     @classmethod
     def now(cls, train: TrainStep, like: PipelineState) -> "Spread":
@@ -56,13 +56,9 @@ class Spread(NamedTuple):
         split, codecs = _split(form.specs), _of_codecs(states)
         return cls(state.groups, inner, split, codecs, state.groups)
 
-    @property
-    def senders(self) -> int:
-        """Returns the number of messages, in older checkpoints one of every device."""
-        return self.messages or self.devices
-
-    def same_queue(self, config: StepConfig) -> bool:
-        return (self.devices, self.senders) == (config.devices, config.senders)
+    def moves_to(self, config: StepConfig) -> bool:
+        """Returns whether other devices, groups or hosts get the messages."""
+        return (self.devices, self.messages) != (config.devices, config.messages)
 
     def same_shards(self, other: "Spread") -> bool:
         return self[:3] == other[:3]
@@ -79,14 +75,6 @@ class Spread(NamedTuple):
         # one.
         places = (math.prod(n for _, n in x.codecs or ()) for x in (self, other))
         return len({*places}) == 1
-
-
-def _messages(in_flight: InFlight) -> int:
-    """Returns the number of messages of a step, which are concatenated."""
-    if not in_flight.pending:
-        return in_flight.filled.shape[0]
-    passengers = in_flight.pending[0].passengers
-    return passengers.values.shape[0] // len(passengers.names)
 
 
 def _split(specs: Sequence[P]) -> list[list[list[str]]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import PartitionSpec as P
 
 from pipejax._core.executors import Rounds, StepKind, make_exchange, parted
 from pipejax._core.message import Message, parted_states, valid_at_once, valid_in_step
@@ -68,7 +67,10 @@ def parts_of(
 def _all_delayed(train: TrainStep) -> TrainStep:
     """Returns `train` at width 2, with all of its gradients in one message."""
     step = train.config.step
-    settings = dataclasses.replace(step.settings, delayed=None, at_once=None)
+    within = step.settings.axis_within_host(train.config.width)
+    settings = dataclasses.replace(
+        step.settings, delayed=None, at_once=None, device_axis=within
+    )
     return _with(train, width=2, step=step._replace(settings=settings))
 
 
@@ -80,7 +82,7 @@ def _exchange_of(
     # The exchange of a sharded optimizer updates each device's pieces in between.
     trained = state.trainable if config.step.shards_optimizer else None
     divide = functools.partial(delayed_and_not, config.step.settings, state.params)
-    own: Any = P(config.axis_name)
+    own: Any = config.message_spec
     late, early = jax.jit(config.on_mesh(divide, own, own))(message)
     late_states, early_states = parted_states(state.in_flight.codec_states)
     valid = valid_in_step(train.width - 1, train.width - 1)

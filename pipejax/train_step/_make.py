@@ -279,13 +279,13 @@ def make_train_step(
 def _log_noise(config: StepConfig) -> None:
     """Logs that predictions are noisy, where many devices make them by themselves."""
     predicts = config.width > 1 and config.step.settings.weight_prediction
-    if predicts and config.senders > _MANY:
+    if predicts and config.messages > _MANY:
         remedy = " With at_once=..., they do not predict."
         _log.warning(
             "%s devices or groups predict with their own gradients, which are noisier"
             " the more of them share a batch.%s See docs/convergence.md, 'How many"
             " devices share a batch'",
-            config.senders,
+            config.messages,
             "" if config.step.shards_optimizer else remedy,
         )
 

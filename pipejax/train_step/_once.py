@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from pipejax._core.executors import StepConfig, join
+from pipejax._core.message import Message
 from pipejax._core.step import Inputs
 from pipejax._internal.mesh import inner_axes, processes_of_groups
 from pipejax._internal.types import Tree
@@ -21,13 +22,13 @@ class Checked:
       forms: Forms of parameters and optimizer states that fit the optimizer.
       shared: Whether processes have compared what their losses share.
       rows: Whether processes of a group have compared their rows of a batch.
-      empty: Whether a warm-up has begun with an empty pipeline.
+      empty: The queue that a warm-up was found to have without a valid message.
     """
 
     forms: set[Any] = dataclasses.field(default_factory=set)
     shared: bool = False
     rows: bool = False
-    empty: bool = False
+    empty: tuple[Message, ...] = ()
 
 
 def compare_once(inputs: Inputs, config: StepConfig, checked: Checked) -> None:

@@ -49,7 +49,7 @@ from pipejax._core.step import (
     common_of,
 )
 from pipejax._internal.mesh import AxisName, inner_axes, without_mesh
-from pipejax._internal.structures import form_of
+from pipejax._internal.structures import form_of, identical
 from pipejax._internal.types import Tree
 from pipejax.collectives import Transfer
 
@@ -243,10 +243,11 @@ class TrainStep:
             state = state._replace(calls=state.calls + np.int32(1))
         queue, alone = state.in_flight, self.phases[phase].width != self.width
         if alone:
-            if not self._checked.empty:
+            # A warm-up keeps the arrays of the queue that it begins with.
+            if not identical(self._checked.empty, queue.pending):
                 check_empty(queue)
-                self._checked.empty = True
             state = state._replace(in_flight=at_width_1(queue))
+        self._checked.empty = queue.pending if alone else ()
         self._lead.wait()
         try:
             state, info = self._executor_of(phase).step(state, inputs)
@@ -347,7 +348,7 @@ class TrainStep:
         self._check(state)
         args = state.trainable.whole_params, state.model_state, state.shards
         wanted, _ = self.config.empty_messages(*args)
-        check_pending(wanted, state.in_flight, self.config.senders)
+        check_pending(wanted, state.in_flight, self.config.messages)
         phase = self.phase_after(state.calls)
         if self.phases[phase].width != self.width:  # a warm-up has no queue
             phase = -1
@@ -525,7 +526,8 @@ class TrainStep:
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))
         inner = inner_axes(self.mesh, self.axis_name)
         check_kind(state, inner, sharded=self.config.step.shards_optimizer)
-        check_in_flight(state.in_flight, self.width, self.config.devices)
+        config = self.config
+        check_in_flight(state.in_flight, self.width, config.devices, config.messages)
         form = form_of((state.params, state.opt_state))
         if form not in self._checked.forms:
             check_optimizer_of(state, self.settings.tx)

@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
 from pipejax import checkpoint
-from pipejax._core.step import _frozen
 
 from ..grid import each, grid
 from ..helpers import assert_bits_equal
@@ -176,45 +175,3 @@ def test_sharded_optimizer_continues_on_one_device_and_back(tmp_path, was, now, 
     for _ in range(3):
         (found, _), (wanted, _) = (other.step(x, BATCH) for x in (found, wanted))
     chex.assert_trees_all_close(found.params, wanted.params)
-
-
-RESIDUALS = pj.collectives.two_shot(pj.codecs.error_feedback(pj.codecs.int8()))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"weight_prediction": "own"},
-        {"all_reduce": RESIDUALS},
-    ],
-)
-def test_saved_gradients_of_frozen_parameters_are_left_out(
-    tmp_path, monkeypatch, caplog, settings
-):
-    """An earlier version kept them in flight. The run goes on with the same bits."""
-    tx = optax.partition(
-        {"moves": optax.adam(0.1), "stays": optax.set_to_zero()},
-        {"moves": "moves", "stays": "stays"},
-    )
-    params = {"moves": jnp.ones(4), "stays": 2 * jnp.ones(4)}
-
-    def loss_fn(params, batch):
-        return mean(params["moves"] * params["stays"], batch)
-
-    def make():
-        return pj.make_train_step(loss_fn, tx, mesh=pj.data_mesh(2), **settings)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_frozen, "_reads", lambda tx, structure, forms: (True, True))
-        state = started(make(), params, 2)
-    assert state.in_flight.pending[0].gradients["stays"] is not None
-    train = make()
-    found = restored(tmp_path, state, train, params)
-    wanted = started(train, params, 2)
-    for _ in range(2):
-        assert jax.tree.structure(found) == jax.tree.structure(wanted)
-        if "all_reduce" not in settings:  # their residuals begin anew
-            assert_bits_equal(*jax.device_get((found.params, wanted.params)))
-        (found, _), (wanted, _) = (train.step(x, BATCH) for x in (found, wanted))
-    assert ("residuals" in caplog.text) == ("all_reduce" in settings)

@@ -35,6 +35,7 @@ def test_shapes_on_other_devices_equal_the_shapes_of_their_states():
     )
     wanted, like = (train.abstract_state(params()) for train in (first, second))
     wanted = wanted._replace(in_flight=wanted.in_flight._replace(codec_states={}))
+    like = like._replace(in_flight=like.in_flight._replace(codec_states={}))
     found = shapes_on(second, like, Spread.of(wanted))
     chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
 
@@ -84,6 +85,8 @@ def begun(train):
         ((4, 2), (4,)),
         ((6,), (6, 3)),
         ((6, 3), (4, 2)),
+        ((6, 3), (6, 2)),
+        ((6, 2), (6,)),
     ],
 )
 def test_weights_equal_the_weight_of_the_batch_on_any_devices(before, now):
@@ -94,21 +97,4 @@ def test_weights_equal_the_weight_of_the_batch_on_any_devices(before, now):
     drained, (found,) = second.drain(moved(second, state))
     np.testing.assert_allclose(drained.params, wanted.params, rtol=1e-5)
     np.testing.assert_allclose(found.loss, info.loss, rtol=1e-5)
-    assert float(found.weight) == float(info.weight) == 78
-
-
-def test_older_checkpoint_has_a_message_of_every_device_of_a_host():
-    train = weighted(4, 2)
-    state = begun(train)
-
-    def of_devices(leaf):
-        return jnp.repeat(leaf.reshape(2, -1, *leaf.shape[1:]), 2, axis=0).reshape(
-            -1, *leaf.shape[1:]
-        )
-
-    older = jax.tree.map(of_devices, state.in_flight.pending)
-    older = state._replace(in_flight=state.in_flight._replace(pending=older))
-    found, (info,) = train.drain(reshard(train, older, Spread(4, [], [[]], None)))
-    wanted, _ = train.drain(state)
-    np.testing.assert_allclose(found.params, wanted.params, rtol=1e-6)
-    assert float(info.weight) == 78
+    np.testing.assert_allclose([found.weight, info.weight], 78, rtol=1e-6)

@@ -3,6 +3,7 @@
 import json
 import re
 
+import chex
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -21,6 +22,9 @@ from ..helpers import (
     with_trainable,
 )
 from .helpers import ADAMW, feedback, host, init, new_train_step, run, train_step
+from .runs import ALL_REDUCES
+from .runs import params as linear_params
+from .runs import train_step as linear_step
 
 FULL = pytest.mark.full
 
@@ -110,6 +114,47 @@ def test_checkpoint_holds_a_message_of_every_host(manager):
     leaves = json.loads((manager.directory / "4/meta/metadata").read_text())["leaves"]
     (rows, columns), _ = leaves["in_flight.pending[0].gradients['hidden']"]
     assert (rows / 2, columns) == params["hidden"].shape
+
+
+@pytest.mark.parametrize(("before", "now"), [((4, 2), (4,)), ((4,), (4, 2))])
+def test_run_goes_on_where_other_devices_form_hosts(manager, before, now):
+    """Residuals stay where they are, and what is in flight stays in flight."""
+    first, second = (
+        linear_step(ALL_REDUCES["two_shot"], *each, width=2) for each in (before, now)
+    )
+    data = batches(3, size=24)
+    state = run(first, first.init(linear_params()), data)
+    checkpoint.save(manager, state)
+    manager.wait_until_finished()
+    restored = checkpoint.restore(manager, second, second.init(linear_params()))
+    assert not restored.drained
+    found = restored.state
+    assert count_in_flight(found.in_flight) == 1
+    kept = [x.in_flight.codec_states for x in (found, state)]
+    assert jax.tree.leaves(kept[0])
+    assert_bits_equal(*map(jax.device_get, kept))
+    total = [
+        jax.tree.map(
+            lambda leaf, like: (
+                np.asarray(leaf, np.float32).reshape(-1, *like.shape).mean(axis=0)
+            ),
+            x.in_flight.pending[0].gradients,
+            linear_params(),
+        )
+        for x in (found, state)
+    ]
+    chex.assert_trees_all_close(*total, rtol=1e-2, atol=1e-6)  # some are bfloat16
+    second.step(found, data[0])
+
+
+def test_empty_pipeline_is_not_drained_on_other_devices(manager):
+    train, other = train_step(4), train_step(2)
+    state, _ = train.drain(run(train, init(train), batches(3)))
+    checkpoint.save(manager, state)
+    manager.wait_until_finished()
+    restored = checkpoint.restore(manager, other, init(other))
+    assert (restored.drained, restored.infos) == (False, ())
+    assert_bits_equal(host(restored.state.params), host(state.params))
 
 
 def test_synchronous_checkpoint_needs_no_drain(manager):
@@ -235,7 +280,7 @@ def test_checkpoint_of_an_earlier_version_is_refused(manager):
     manager.wait_until_finished()
     (meta,) = manager.directory.glob("*/meta/metadata")
     meta.write_text(json.dumps({"width": 2, "devices": 4}))
-    with pytest.raises(ValueError, match=r"must be of this version of pipejax"):
+    with pytest.raises(ValueError, match=r"that this version of pipejax writes"):
         checkpoint.restore(manager, train, init(train))
 
 

@@ -19,7 +19,7 @@ from . import zoo
 from .helpers import host, init, train_step
 from .snapshots.runs import broken_off, every_step, run, settled
 
-FEEDBACK = two_shot(error_feedback(int8(8)))
+FEEDBACK, HOSTS = two_shot(error_feedback(int8(8))), ("host", "device")
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +35,15 @@ def memory(tmp_path):
 
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
-@pytest.mark.parametrize("donate", [False, True])
-def test_run_continues_with_the_same_bits(tmp_path, memory, executor, donate):
+@pytest.mark.parametrize(
+    ("axes", "donate"), [("data", False), ("data", True), (HOSTS, True)]
+)
+def test_run_continues_with_the_same_bits(tmp_path, memory, executor, axes, donate):
     train = pj.make_train_step(
         loss_fn,
         optax.adamw(1e-2),
-        mesh=pj.data_mesh(4),
+        mesh=pj.data_mesh(4, axis_name=axes, hosts=2 if axes == HOSTS else None),
+        axis_name=axes,
         all_reduce=FEEDBACK,
         executor=executor,
         donate=donate,

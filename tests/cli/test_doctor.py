@@ -1,5 +1,6 @@
 """Tests `pipejax doctor` on one device, on several, and on hosts of a cluster."""
 
+import dataclasses
 import json
 import sys
 
@@ -49,9 +50,23 @@ def test_doctor_measures_the_model_of_a_user(tmp_path, capsys):
     assert picture.startswith(PNG)
 
 
-SHORT = 3e-5  # seconds of compute, less than any exchange of 48 parameters takes
+SHORT = 3e-5  # milliseconds of compute
 
 
+@pytest.fixture
+def slow_links(monkeypatch):
+    """Lets links between hosts have a latency of one second."""
+    calibrate = timing.calibrate
+
+    def slower(*args):
+        fit = calibrate(*args)
+        link = dataclasses.replace(fit.cluster.link, latency=1.0)
+        return fit._replace(cluster=dataclasses.replace(fit.cluster, link=link))
+
+    monkeypatch.setattr(timing, "calibrate", slower)
+
+
+@pytest.mark.usefixtures("slow_links")
 def test_doctor_plans_for_hosts_with_several_devices(tmp_path, capsys, monkeypatch):
     path = tmp_path / "two_levels.py"
     path.write_text(MODEL)
@@ -67,6 +82,7 @@ def test_doctor_plans_for_hosts_with_several_devices(tmp_path, capsys, monkeypat
     assert "each was measured as a host" not in printed
 
 
+@pytest.mark.usefixtures("slow_links")
 def test_doctor_prints_a_local_step_for_a_short_compute(tmp_path, capsys, monkeypatch):
     path = tmp_path / "short_model.py"
     path.write_text(MODEL)

@@ -93,6 +93,26 @@ def test_exchange_alone_has_delayed_and_other_gradients(executor, divided):
     assert parts.alone.step(parts.silent, BATCH)[1].skipped == 0
 
 
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_exchange_alone_has_the_messages_of_hosts(executor, width):
+    axes = "host", "device"
+    train = pj.make_train_step(
+        loss_fn,
+        optax.adam(0.1),
+        mesh=pj.data_mesh(4, axis_name=axes, hosts=2),
+        axis_name=axes,
+        executor=executor,
+        width=width,
+        delayed=None if width == 1 else {"hidden": True, "bias": False, "out": True},
+    )
+    parts = parts_of(train, train.init(init_params()), BATCH, None)
+    exchanged = jax.tree.leaves(parts.exchange())
+    assert all(np.isfinite(np.asarray(x)).all() for x in exchanged)
+    state, _ = parts.whole.step(parts.state, BATCH)
+    assert_bits_equal(*map(jax.device_get, (state, train.step(parts.state, BATCH)[0])))
+
+
 def test_step_alone_does_not_agree_on_weights():
     """Beside a codec with a state, devices agree on the mean weight before a sum."""
 

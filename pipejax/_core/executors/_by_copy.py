@@ -38,16 +38,16 @@ def exchange_by_copy(
     mesh, axis = config.mesh, config.axis_name
     (cpu,) = cpus.local_devices
     # The devices of a host may have the same message, which counts for all of them.
-    each = config.devices // config.senders
+    copies = config.devices // config.messages
     # A process sums this many parts at most, before the exchange of all processes.
     groups = processes_of_groups(mesh, config.message_axes)
     parts = collections.Counter(itertools.chain(*groups))
-    scale = headroom(each * max(parts.values()))
+    scale = headroom(copies * max(parts.values()))
 
     def out(array: jax.Array, scale: float) -> jax.Array:
-        parts = _by_group(array, config.senders)
-        if each != scale:
-            parts = [part * part.dtype.type(each / scale) for part in parts]
+        parts = _by_group(array, config.messages)
+        if copies != scale:
+            parts = [part * part.dtype.type(copies / scale) for part in parts]
         own = jax.device_put(sum(parts[1:], start=parts[0]), cpu)
         shape = (cpus.size * own.shape[0], *own.shape[1:])
         return jax.make_array_from_single_device_arrays(
@@ -78,7 +78,8 @@ def exchange_by_copy(
             # longer.
             message = jax.tree.map(placed, message)
             for array in jax.tree.leaves(message):
-                array.copy_to_host_async()
+                for shard in _sent(array):
+                    shard.data.copy_to_host_async()
             scales = _scales(message, scale, narrow=config.all_reduce.narrow)
             own = jax.tree.map(out, message, scales)
         total, states = between(trained, own, states, valid)
@@ -118,13 +119,20 @@ def _by_group(array: jax.Array, count: int) -> list[np.ndarray]:
         shape = (length, *array.shape[1:])
         if group not in groups:
             groups[group] = np.zeros(shape, array.dtype)
-        # Other devices have copies of the same part, of which one is sent.
         if shard.replica_id == 0 and shard.data.shape == shape:
             groups[group] = np.asarray(shard.data)
         elif shard.replica_id == 0:
             rows = slice(first, first + shard.data.shape[0])
             groups[group][(rows, *shard.index[1:])] = np.asarray(shard.data)
     return list(groups.values())
+
+
+def _sent(array: jax.Array) -> list[Any]:
+    """Returns the shards that this process sends.
+
+    Other devices, also those of other processes, may have copies of the same part.
+    """
+    return [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
 
 def _one_cpu_a_process(mesh: Mesh, axis_name: AxisName) -> Mesh:

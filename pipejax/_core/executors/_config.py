@@ -64,7 +64,7 @@ class StepConfig:
 
     @functools.cached_property
     def message_axes(self) -> tuple[str, ...]:
-        """Returns the axes of the data along which devices have other messages."""
+        """Returns the axes of the data along which devices hold different messages."""
         same = self.step.settings.axis_within_host(self.width)
         return tuple(name for name in axes(self.axis_name) if name != same)
 
@@ -81,8 +81,8 @@ class StepConfig:
         return InFlight((message,) * (self.width - 1), own, own)
 
     @functools.cached_property
-    def senders(self) -> int:
-        """Returns the number of messages: one for each device, host or group."""
+    def messages(self) -> int:
+        """Returns the number of messages of a step: of devices, hosts or groups."""
         return size_along(self.mesh, self.message_axes)
 
     @functools.cached_property

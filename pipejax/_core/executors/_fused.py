@@ -15,6 +15,7 @@ except for the messages that stay. The program of a drain may overwrite all of b
 
 import dataclasses
 import functools
+import operator
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ from ._config import StepConfig
 from ._interleave import interleave
 from ._options import Options, options_for
 from ._run_exchange import delayed_part, run_at_once
-from ._turns import hand_on, wait_turn
+from ._turns import in_turn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,22 +67,28 @@ class Fused:
         If the mesh has several CPU devices in this process, the call first waits for
         all steps and drains before.
         """
-        _wait_turn(self.config.mesh, state)
         leaving, staying = _parted(state.in_flight)
         program = self._programs[not _is_traced(state)]
-        common, entering, info = program(common_of(state), leaving, staying, inputs)
-        _hand_on(self.config.mesh, state, info)
+        args = common_of(state), leaving, staying, inputs
+        common, entering, info = self._run(state, program, *args)
         common = completed(common, common_of(state))
         in_flight = entering._replace(pending=(*staying, *entering.pending))
         return state_of(common, in_flight, state.calls), info
 
     def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
         """Reduces and applies everything in flight, in order, in one program."""
-        _wait_turn(self.config.mesh, state)
-        common, in_flight, infos = self._drain(common_of(state), state.in_flight)
-        _hand_on(self.config.mesh, state, infos)
+        args = common_of(state), state.in_flight
+        common, in_flight, infos = self._run(state, self._drain, *args)
         common = completed(common, common_of(state))
         return state_of(common, in_flight, state.calls), infos
+
+    def _run(self, state: PipelineState, program: Any, *args: Any) -> Any:
+        """Dispatches a program in its turn, unless it is part of one that is traced."""
+        if _is_traced(state):
+            return program(*args)
+        # The next step may overwrite all results but infos.
+        infos = operator.itemgetter(-1)
+        return in_turn(self.config.mesh, program, *args, ended=infos)
 
     def lower(
         self, state: PipelineState, inputs: Inputs, *, own_options: bool = True
@@ -210,16 +217,6 @@ class Fused:
         state = self.config.result(state, None, changes)
         queue = emptied(in_flight, joined_states(states, others))
         return state, queue, tuple(infos)
-
-
-def _wait_turn(mesh: Mesh, state: PipelineState) -> None:
-    if not _is_traced(state):
-        wait_turn(mesh)
-
-
-def _hand_on(mesh: Mesh, state: PipelineState, results: Any) -> None:
-    if not _is_traced(state):
-        hand_on(mesh, results)
 
 
 def _is_traced(state: PipelineState) -> bool:

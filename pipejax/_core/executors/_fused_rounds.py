@@ -19,7 +19,7 @@ from ._interleave import interleave
 from ._options import Options, options_for
 from ._round_config import RoundConfig, with_model
 from ._round_parts import KINDS, Moves, Outcome, RoundReads, StepKind, Trained
-from ._turns import hand_on, wait_turn
+from ._turns import in_turn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,17 +34,13 @@ class FusedRounds:
         self, kind: StepKind, moves: Moves, reads: RoundReads, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
         """Dispatches a step, and does not wait for it."""
-        wait_turn(self.config.inner.mesh)
-        found = self._train[kind](moves, self.config.placed(reads), inputs)
-        hand_on(self.config.inner.mesh, found)
-        return found
+        args = moves, self.config.placed(reads), inputs
+        return in_turn(self.config.inner.mesh, self._train[kind], *args)
 
     def exchange(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Outcome:
         """Dispatches the exchange of a chunk with no step beside it."""
-        wait_turn(self.config.inner.mesh)
-        found = self._exchange[kind](moves, self.config.placed(reads))
-        hand_on(self.config.inner.mesh, found)
-        return found
+        args = moves, self.config.placed(reads)
+        return in_turn(self.config.inner.mesh, self._exchange[kind], *args)
 
     def lower(
         self,

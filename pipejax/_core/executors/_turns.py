@@ -1,6 +1,7 @@
 """When a program whose collectives may meet those of others is dispatched."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -9,27 +10,35 @@ from pipejax._internal.communication_thread import beside, join, submit
 
 from ._own_collectives import spans_cpu_processes
 
+Results = TypeVar("Results")
 
-def wait_turn(mesh: Mesh) -> None:
-    """Waits until a program on the mesh may be dispatched.
+
+def in_turn(
+    mesh: Mesh,
+    program: Callable[..., Results],
+    *args: Any,
+    ended: Callable[[Results], Any] = lambda results: results,
+) -> Results:
+    """Dispatches a program on a mesh in its turn, and does not wait for its results.
 
     On CPUs of several processes, its collectives come after those that were submitted
-    to the communication thread before. If the mesh has several CPU devices in this
-    process, the program comes after all that were handed on before.
-    """
-    if _shares_threads(mesh) or spans_cpu_processes(mesh):
-        join()
-
-
-def hand_on(mesh: Mesh, results: Any) -> None:
-    """Keeps collectives that are submitted later behind the program of these results.
+    to the communication thread before, and before those that are submitted later. If
+    the mesh has several CPU devices in this process, a program comes after all others
+    that were dispatched in this way.
 
     The program stays on the caller's thread, whose settings of JAX it is compiled with.
+    `ended` chooses the results that later programs wait for, which are kept until then.
     """
-    if spans_cpu_processes(mesh):
-        submit(jax.block_until_ready, results)
-    elif _shares_threads(mesh):
-        beside(results)
+    several = spans_cpu_processes(mesh)
+    if not several and not _shares_threads(mesh):
+        return program(*args)
+    join()
+    results = program(*args)
+    if several:
+        submit(jax.block_until_ready, ended(results))
+    else:
+        beside(ended(results))
+    return results
 
 
 def _shares_threads(mesh: Mesh) -> bool:

@@ -6,6 +6,7 @@ them.
 
 import dataclasses
 import functools
+import operator
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ from pipejax.collectives import psum
 
 from ._initial_rounds import initial_outer
 from ._round_config import RoundConfig, alone, stacked
-from ._turns import hand_on, wait_turn
+from ._turns import in_turn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,11 +47,10 @@ class WarmUp:
     def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
         """Takes one synchronous step."""
         shared, own, mesh = state.shared, state.own, self.config.inner.mesh
-        wait_turn(mesh)
-        rest = shared._replace(anchor=()), own.reported
-        found = self._program(own.local, *rest, inputs)
-        hand_on(mesh, found)
-        local, anchor, model_state, info = found
+        args = own.local, shared._replace(anchor=()), own.reported, inputs
+        local, anchor, model_state, info = in_turn(
+            mesh, self._program, *args, ended=operator.itemgetter(-1)
+        )
         left = int(state.position.warmup) - 1
         # An outer optimizer may keep a copy of the anchor with which it begins.
         outer = shared.outer if left else initial_outer(self.config, anchor)

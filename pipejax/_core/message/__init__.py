@@ -16,6 +16,7 @@ from ._in_flight import emptied as emptied
 from ._in_flight import empty as empty
 from ._in_flight import entered as entered
 from ._in_flight import joined_states as joined_states
+from ._in_flight import messages_of as messages_of
 from ._in_flight import parted_states as parted_states
 from ._in_flight import shift as shift
 from ._in_flight import valid_at_once as valid_at_once

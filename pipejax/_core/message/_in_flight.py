@@ -36,11 +36,12 @@ from ._message import Message, with_constraints
 
 
 class InFlight(NamedTuple):
-    """Messages that are computed but not yet applied. Each device has its own.
+    """Messages that are computed but not yet applied.
 
     On a mesh of p devices, the arrays of all devices are concatenated along the first
     axis of every leaf. The first axis is therefore p times as long as on one device.
-    Devices of a host that average their gradients have one message together.
+    Devices of a host that average their gradients hold the same message, which then
+    counts once.
 
     Sums over devices are not part of the state. Only the executor knows which
     reductions have started, and another executor starts them again.
@@ -149,6 +150,14 @@ def valid_in_drain(in_flight: InFlight, age: int) -> Valid:
 def _valid(filled: Any, length: int) -> tuple[Any, ...]:
     """Returns for each place in a queue whether its message is valid."""
     return tuple(filled >= length - age for age in range(length))
+
+
+def messages_of(in_flight: InFlight) -> int:
+    """Returns the number of messages of a step, which are concatenated."""
+    if not in_flight.pending:
+        return in_flight.filled.shape[0]
+    passengers = in_flight.pending[0].passengers
+    return passengers.values.shape[0] // len(passengers.names)
 
 
 def count(in_flight: InFlight) -> int:

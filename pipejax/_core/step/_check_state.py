@@ -10,7 +10,13 @@ import optax
 from jax.core import Tracer
 
 from pipejax._core.checks import check_opt_state, is_array
-from pipejax._core.message import InFlight, Message, count, width_of
+from pipejax._core.message import (
+    InFlight,
+    Message,
+    count,
+    messages_of,
+    width_of,
+)
 from pipejax._internal.structures import difference, paths
 from pipejax._internal.types import Leaf, Tree
 
@@ -99,7 +105,9 @@ def _ids(devices: Any) -> list[int]:
     return sorted(device.id for device in devices)
 
 
-def check_in_flight(in_flight: InFlight, width: int, devices: int) -> None:
+def check_in_flight(
+    in_flight: InFlight, width: int, devices: int, messages: int
+) -> None:
     """Raises a `ValueError` unless the pipeline fits the train step."""
     found = width_of(in_flight)
     if found != width:
@@ -112,6 +120,12 @@ def check_in_flight(in_flight: InFlight, width: int, devices: int) -> None:
         raise ValueError(
             f"`state` must be of this mesh, with {devices} devices; got one of"
             f" {parts} devices, which has as many gradients in flight. {_GO_ON}"
+        )
+    there = messages_of(in_flight)
+    if there != messages:
+        raise ValueError(
+            f"`state` must be of this mesh, on which {messages} devices or hosts have"
+            f" gradients of their own in flight; got one with {there}. {_GO_ON}"
         )
 
 

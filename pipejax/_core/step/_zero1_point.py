@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from pipejax._core.message import InFlight, valid_in_queue
 from pipejax._core.prediction import along, changed, expanded
@@ -23,7 +22,6 @@ from pipejax._internal.shards import constrained
 
 from ._partition import Partition
 from ._prediction import KindOf, own_gradients, update_of
-from ._prediction import point as replicated_point
 from ._state import Common, Trainable
 from ._step import Settings
 
@@ -38,15 +36,6 @@ def point(
     )
     if not settings.weight_prediction or not in_flight.pending:
         return gathered
-    if lax.axis_size(settings.axis_name) == 1:  # its pieces are whole
-        # An argument that a program does not use is not donated to it.
-        params = jax.tree.map(
-            lambda whole, own: whole if whole.dtype == own.dtype else own,
-            trained.gathered,
-            trained.params,
-        )
-        whole = state._replace(trainable=trained._replace(params=params))
-        return replicated_point(settings, kind_of, whole, in_flight)
     assert trained.mean is not None  # because something is predicted
     if trained.mean.gradients is not None and trained.slopes is None:  # elements mix
         return gathered

@@ -28,18 +28,26 @@ def test_devices_of_one_process_wait_for_the_program_before(
 ):
     monkeypatch.setattr(communication_thread.jax, "Array", Slow)
     mesh, result = pj.data_mesh(devices), Slow()
-    _turns.hand_on(mesh, {"result": result})
-    _turns.wait_turn(mesh)
-    _turns.wait_turn(mesh)
+    assert _turns.in_turn(mesh, lambda x: {"result": x}, result) == {"result": result}
+    for _ in range(2):
+        _turns.in_turn(mesh, tuple)
     assert result.waited == waits
+
+
+def test_next_program_waits_only_for_results_that_are_chosen(monkeypatch):
+    monkeypatch.setattr(communication_thread.jax, "Array", Slow)
+    mesh, state, info = pj.data_mesh(2), Slow(), Slow()
+    _turns.in_turn(mesh, lambda: (state, info), ended=lambda results: results[1])
+    _turns.in_turn(mesh, tuple)
+    assert (state.waited, info.waited) == (0, 1)
 
 
 def test_deleted_result_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(communication_thread.jax, "Array", Slow)
     mesh, result = pj.data_mesh(2), Slow()
     result.deleted = True
-    _turns.hand_on(mesh, result)
-    _turns.wait_turn(mesh)
+    _turns.in_turn(mesh, lambda: result)
+    _turns.in_turn(mesh, tuple)
     assert not result.waited
 
 

@@ -291,5 +291,26 @@ def test_gradient_in_flight_is_not_kept_through_a_warm_up():
         state, _ = short.step(state, batch)
     with pytest.raises(ValueError, match=r"nothing in flight in a warm-up.* got one"):
         long.step(state, data[2])
+    own, _ = long.step(long.init(init_params()), data[0])
+    with pytest.raises(ValueError, match=r"nothing in flight in a warm-up.* got one"):
+        long.step(state, data[2])
+    long.step(own, data[1])
     state, _ = short.drain(state)
     long.step(state, data[2])
+
+
+def test_state_of_other_hosts_is_refused():
+    axes = "host", "device"
+    first, second = (
+        pj.make_train_step(
+            loss_fn,
+            optax.sgd(0.1),
+            mesh=pj.data_mesh(8, axis_name=axes, hosts=hosts),
+            axis_name=axes,
+        )
+        for hosts in (2, 4)
+    )
+    state = first.init(init_params())
+    wanted = r"on which 4 devices or hosts have gradients .* got one with 2"
+    with pytest.raises(ValueError, match=wanted):
+        second.step(state, batches(1)[0])
