@@ -51,6 +51,13 @@ def main(config: Config) -> list[Run]:
     return cells
 
 
+def committed() -> list[list[str]]:
+    """Returns the rows of the committed results."""
+    names = "local_steps_equal_time", "local_steps_accuracy"
+    cells = [cell for name in names for cell in report.result(name)["cells"]]
+    return rows(cells, Config.steps)
+
+
 def contenders(exchange: int, steps: int) -> list[tuple[int, Method]]:
     """Returns methods with their numbers of steps; the first hides the exchange.
 

@@ -29,6 +29,7 @@ from experiments.faults import endurance, goodput, start
 from experiments.local_steps import accuracy as local_accuracy
 from experiments.local_steps import cluster as local_cluster
 from experiments.local_steps import compiled as local_compiled
+from experiments.local_steps import equal_time as local_equal_time
 from experiments.replicas import _table as replicas
 from experiments.report import result
 from experiments.sharded import cluster as sharded_cluster
@@ -104,6 +105,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "overhead": _of(overhead.table, "overhead", "models"),
     "local_steps.accuracy": _of(local_accuracy.rows, "local_steps_accuracy", "cells"),
     "local_steps.cluster": _of(local_cluster.rows, "local_steps_cluster", "cells"),
+    "local_steps.equal_time": local_equal_time.committed,
     "local_steps.compiled": _of(local_compiled.rows, "local_steps_compiled", "cells"),
     "overlap.gpus": _overlap.gpus,
     "overlap.partly": _overlap.partly,

@@ -9,19 +9,18 @@ from jax.sharding import Mesh
 
 from pipejax._core.executors import FusedRounds, HostRounds, Rounds, StepConfig, join
 from pipejax._core.rounds import Arrival, LocalState, RoundInfo, RoundPassengers
-from pipejax._core.step import Inputs, common_of
+from pipejax._core.step import common_of
 from pipejax._internal.mesh import AxisName, without_mesh
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.types import Tree
 from pipejax.collectives import Transfer
 
-from ._feed import check_global, data_sharding, global_batch, plain_batch
+from ._feed import data_sharding, global_batch
 from ._finite import check_model_state
 from ._init import Arguments, Plan, initial, planned
-from ._inputs import inputs_on_mesh
+from ._inputs import example_inputs, inputs_on_mesh, step_inputs
 from ._lead import Lead
-from ._once import Checked, compare_once
-from ._shared import check_overwritten
+from ._once import Checked
 from ._timed_schedule import timed_schedule
 from ._transfers import transfers_of_round
 
@@ -71,7 +70,7 @@ class LocalTrainStep:
         """
         join()  # Only one thread may launch collectives.
         arguments = Arguments(params, model_state, rng, opt_state)
-        inputs = self._example(batch, shared)
+        inputs = example_inputs(self._config, batch, shared)
         plan = planned(self._config, arguments, inputs)
         state = initial([self._config], arguments, plan)
         check_model_state(self._config, state, inputs)
@@ -115,7 +114,8 @@ class LocalTrainStep:
           ValueError: As in `init`, for what does not depend on values.
         """
         arguments = Arguments(params, model_state, rng, opt_state)
-        plan = planned(self._config, arguments, self._example(batch, shared))
+        inputs = example_inputs(self._config, batch, shared)
+        plan = planned(self._config, arguments, inputs)
         return self.rounds.init(common_of(plan.shapes), _sent(plan), abstract=True)
 
     @without_mesh()
@@ -142,11 +142,7 @@ class LocalTrainStep:
             groups, or if the call is inside `jax.jit` or another transformation.
         """
         self.rounds.check(state)
-        check_overwritten(shared, state, donate=self._config.donate)
-        batch = plain_batch(batch)
-        check_global(batch, self.mesh)
-        inputs = inputs_on_mesh(self._config, batch, shared)
-        compare_once(inputs, self._config, self._checked)
+        inputs = step_inputs(self._config, self._checked, state, batch, shared)
         self._lead.wait()
         state, info = self.rounds.step(state, inputs)
         self._lead.add(info.local_loss)
@@ -218,7 +214,7 @@ class LocalTrainStep:
           ValueError: As in `step`.
         """
         self.rounds.check(state)
-        inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
+        inputs = inputs_on_mesh(self._config, batch, shared)
         return self.rounds.lower(state, inputs, own_options=own_options)
 
     @without_mesh()
@@ -250,7 +246,7 @@ class LocalTrainStep:
           ValueError: As in `step`, or if there is no such chunk.
         """
         self.rounds.check(state)
-        inputs = inputs_on_mesh(self._config, plain_batch(batch), shared)
+        inputs = inputs_on_mesh(self._config, batch, shared)
         return transfers_of_round(self.rounds.config, state, inputs, chunk)
 
     @property
@@ -276,12 +272,6 @@ class LocalTrainStep:
     @property
     def _config(self) -> StepConfig:
         return self.rounds.config.inner
-
-    def _example(self, batch: Any, shared: Any) -> Inputs | None:
-        """Returns the inputs that show the form of a state, if there are any."""
-        if batch is None:
-            return None
-        return inputs_on_mesh(self._config, plain_batch(batch), shared)
 
 
 def _sent(plan: Plan) -> RoundPassengers:

@@ -54,19 +54,16 @@ from pipejax._internal.types import Tree
 from pipejax.collectives import Transfer
 
 from ._feed import (
-    check_global,
     data_sharding,
     global_batch,
     least_of_all_processes,
-    plain_batch,
 )
 from ._finite import check_model_state
 from ._init import Arguments, initial, planned
-from ._inputs import inputs_on_mesh
+from ._inputs import example_inputs, inputs_on_mesh, step_inputs
 from ._lead import Lead
-from ._once import Checked, compare_once
+from ._once import Checked
 from ._ranks import log_ranks
-from ._shared import check_overwritten
 from ._transfers import transfers_of
 
 
@@ -138,17 +135,12 @@ class TrainStep:
         """
         self.join()  # Only one thread may launch collectives.
         arguments = Arguments(params, model_state, rng, opt_state)
-        inputs = None
-        if batch is not None:
-            inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
+        inputs = example_inputs(self.config, batch, shared)
         plan = planned(self.config, arguments, inputs)
         log_ranks(self.phases, plan.message)
         state = initial(self.phases, arguments, plan)
         check_model_state(self.config, state, inputs)
-        states = codec_states(self.phases, self.executor.reduction_mesh, state)
-        in_flight = state.in_flight._replace(codec_states=states)
-        calls = np.int32(0) if self.boundaries else None
-        return state._replace(in_flight=in_flight, calls=calls)
+        return self._begun(state)
 
     @without_mesh()
     def abstract_state(
@@ -191,15 +183,10 @@ class TrainStep:
           ((3,), dtype('float32'))
         """
         arguments = Arguments(params, model_state, rng, opt_state)
-        inputs = None
-        if batch is not None:
-            inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
-        state = planned(self.config, arguments, inputs).shapes
-        mesh = self.executor.reduction_mesh
-        states = codec_states(self.phases, mesh, state, abstract=True)
-        in_flight = state.in_flight._replace(codec_states=states)
-        calls = np.int32(0) if self.boundaries else None
-        return state._replace(in_flight=in_flight, calls=calls)
+        inputs = example_inputs(self.config, batch, shared)
+        return self._begun(
+            planned(self.config, arguments, inputs).shapes, abstract=True
+        )
 
     @without_mesh()
     def step(
@@ -234,11 +221,8 @@ class TrainStep:
             the loss function breaks its contract.
         """
         self._check(state)
-        check_overwritten(shared, state, donate=self.config.donate)
-        batch, phase = plain_batch(batch), self.phase_after(state.calls)
-        check_global(batch, self.mesh)
-        inputs = inputs_on_mesh(self.config, batch, shared)
-        compare_once(inputs, self.config, self._checked)
+        inputs = step_inputs(self.config, self._checked, state, batch, shared)
+        phase = self.phase_after(state.calls)
         if state.calls is not None:
             state = state._replace(calls=state.calls + np.int32(1))
         queue, alone = state.in_flight, self.phases[phase].width != self.width
@@ -386,7 +370,7 @@ class TrainStep:
           ValueError: As in `step`.
         """
         self._check(state)
-        inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
+        inputs = inputs_on_mesh(self.config, batch, shared)
         return self.executor.lower(state, inputs, own_options=own_options)
 
     @without_mesh()
@@ -407,7 +391,7 @@ class TrainStep:
           follow.
         """
         self._check(state)
-        inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
+        inputs = inputs_on_mesh(self.config, batch, shared)
         return transfers_of(self.config, state, inputs)
 
     @without_mesh()
@@ -432,7 +416,7 @@ class TrainStep:
           ValueError: As in `step`.
         """
         self._check(state)
-        inputs = inputs_on_mesh(self.config, plain_batch(batch), shared)
+        inputs = inputs_on_mesh(self.config, batch, shared)
         in_flight = state.in_flight._replace(codec_states={})
         return ready_after(self.config, common_of(state), in_flight, inputs)
 
@@ -521,6 +505,14 @@ class TrainStep:
     def axis_name(self) -> AxisName:
         """Returns the mesh axis of the data, or a tuple of axes."""
         return self.config.axis_name
+
+    def _begun(self, state: PipelineState, *, abstract: bool = False) -> PipelineState:
+        """Returns a new state with the states of its codecs, and a counter of calls."""
+        mesh = self.executor.reduction_mesh
+        states = codec_states(self.phases, mesh, state, abstract=abstract)
+        in_flight = state.in_flight._replace(codec_states=states)
+        calls = np.int32(0) if self.boundaries else None
+        return state._replace(in_flight=in_flight, calls=calls)
 
     def _check(self, state: PipelineState) -> None:
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))

@@ -13,6 +13,13 @@ def test_costs_of_rounds_are_quoted():
     yield f"{four:.2f} nats with rounds of 4, {sixteen:.2f} with 16, and {most:.2f}"
 
 
+@quoted_in("docs/local_steps.md")
+def test_gains_of_hiding_are_quoted():
+    gains = [-gain for gain in column("local_steps.equal_time", "change by hiding")]
+    assert min(gains) >= 0.03
+    yield "ends {:.2f}, {:.2f} and {:.2f} nats lower".format(*gains[:3])
+
+
 # The bytes of a round, relative to those without a codec.
 BYTES = {"local, hidden": 1, "local, hidden, int8": 0.26, "local, hidden, int4": 0.15}
 

@@ -34,7 +34,7 @@ def test_devices_of_one_process_wait_for_the_program_before(
     assert result.waited == waits
 
 
-def test_next_program_waits_only_for_results_that_are_chosen(monkeypatch):
+def test_next_program_waits_only_for_chosen_results(monkeypatch):
     monkeypatch.setattr(communication_thread.jax, "Array", Slow)
     mesh, state, info = pj.data_mesh(2), Slow(), Slow()
     _turns.in_turn(mesh, lambda: (state, info), ended=lambda results: results[1])
