@@ -6,7 +6,8 @@ collective or a checkpoint that only one of them has begun. Therefore:
 
 - A `KeyboardInterrupt` that Python drops is raised again. Python drops exceptions of
   callbacks, such as the one that JAX has in every garbage collection.
-- A program that a `KeyboardInterrupt` ends exits within `LIMIT` seconds.
+- A program that a `KeyboardInterrupt` ends exits within `LIMIT` seconds, and one that
+  another exception ends within `ERROR_LIMIT`.
 - Python raises a `KeyboardInterrupt` only when its main thread returns from a call into
   C++, which may wait for another process. After `STUCK` seconds, the process exits.
 
@@ -35,6 +36,9 @@ _log = logging.getLogger("pipejax")
 # notice the interrupt only when this one has gone. Then it takes as long, and the two
 # together stay below ten seconds.
 LIMIT = 4.0
+# Seconds after which a program that another exception ended has exited. Its own work
+# at the end, such as that of a logger, may take some of them.
+ERROR_LIMIT = 10.0
 # Seconds after Ctrl-C that a process may be inside of a call into C++. The call fails
 # sooner if it waits for a process that leaves within `LIMIT`.
 STUCK = 8.0
@@ -89,11 +93,16 @@ def within(seconds: float, work: Callable[[], Any]) -> bool:
 
 def hurry_after_interrupts() -> None:
     _raise_again()
-    _hurry_at_the_end()
+    _hurry_at_the_end(KeyboardInterrupt, LIMIT, 130)
     main = threading.current_thread() is threading.main_thread()
     # A program with a handler of its own decides for itself what Ctrl-C does.
     if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         _hurry_in_calls()
+
+
+def hurry_after_errors() -> None:
+    """Has this program exit within `ERROR_LIMIT` after an exception that ends it."""
+    _hurry_at_the_end(Exception, ERROR_LIMIT, 1)
 
 
 def _raise_again() -> None:
@@ -110,16 +119,17 @@ def _raise_again() -> None:
     sys.unraisablehook = hook
 
 
-def _hurry_at_the_end() -> None:
-    """Has this program exit within `LIMIT` after a `KeyboardInterrupt` that ends it."""
+def _hurry_at_the_end(wanted: type[BaseException], limit: float, status: int) -> None:
+    """Has this program exit within `limit` seconds after such an exception ends it."""
     # Python calls this hook before it waits for threads and for JAX.
     before = sys.excepthook
 
     def hook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if issubclass(kind, KeyboardInterrupt):
-            _later(LIMIT, _exit, 130)
+        goes_on = sys.flags.interactive or hasattr(sys, "ps1")
+        if issubclass(kind, wanted) and not goes_on:
+            _later(limit, _exit, status)
         before(kind, error, trace)
 
     sys.excepthook = hook

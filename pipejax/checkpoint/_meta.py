@@ -77,8 +77,9 @@ def check_version(path: epath.Path, meta: dict[str, Any]) -> None:
     if meta.get("version") != _VERSION:
         raise ValueError(
             f"the checkpoint in {path} must have the form that this version of pipejax"
-            f" writes, {_VERSION}; got {meta.get('version')}. Continue with the version"
-            " that saved it, or start a new run from the parameters in the checkpoint."
+            f" writes, {_VERSION}; got {meta.get('version', 'that of an earlier one')}."
+            " Continue with the version that saved it, or start a new run from the"
+            " parameters in the checkpoint."
         )
 
 

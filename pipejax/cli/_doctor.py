@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         # JAX joins before codecs are made: some hold a key, an array on a device.
         codecs = candidates(args.codecs)
     mesh = pj.data_mesh()
-    hosts, notes = measured(args.hosts) if mesh.size > 1 else (mesh, [])
+    given = mesh.size > 1 or args.hosts is not None
+    hosts, notes = measured(args.hosts) if given else (mesh, [])
     program = load_step(args.model, mesh) if args.model else _example(mesh)
     times = pj.overlap.measure(*program, rounds=args.rounds, steps=1)
     model = model or Model.of(program, times, measured_twin(program, args.rounds))

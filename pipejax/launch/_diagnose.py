@@ -109,12 +109,13 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
     # inside, those at the earliest step hold up the others.
     outside = [report for report in reports if report.outside > 0]
     earliest = min(report.step for report in reports)
-    return "\n".join(
-        map(
-            _standstill,
-            outside or [report for report in reports if report.step == earliest],
-        )
-    )
+    slow = outside or [report for report in reports if report.step == earliest]
+    left = [
+        f"{each.report} has left its `Watchdog` at step {each.report.step}"
+        for each in seen
+        if each.report.finished
+    ]
+    return "\n".join([*map(_standstill, slow), *left])
 
 
 def _failed_ago(seen: Seen) -> float:

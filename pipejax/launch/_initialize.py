@@ -101,6 +101,8 @@ def initialize(
         return None
     check_proxy(place.coordinator, os.environ)
     leaving.hurry_after_interrupts()
+    if place.processes > 1:
+        leaving.hurry_after_errors()
     said = "this is process %d of %d, according to %s"
     _log.info(said, place.rank, place.processes, place.launcher)
     bind = bind or os.environ.get(_BIND) or place.coordinator

@@ -43,6 +43,7 @@ from pipejax._internal.shards import UNSHARDED, Shards, data_axes_of, inner_spec
 from pipejax._internal.structures import restructured
 from pipejax._internal.types import Keys, ModelState
 
+from ._one_program import check_same_settings, described, settings_of
 from ._replicate import check_same, check_same_in_groups, placed
 
 _MUCH = 0.1  # a share of the parameters
@@ -82,12 +83,17 @@ class Plan(NamedTuple):
 
 
 def initial(
-    phases: Sequence[StepConfig], arguments: Arguments, plan: Plan
+    phases: Sequence[StepConfig],
+    arguments: Arguments,
+    plan: Plan,
+    settings: dict[str, Any],
 ) -> PipelineState:
     """Lays out the state, with nothing in flight and without codec states.
 
-    `phases` are the configurations of all phases of a run. On several processes,
-    placing the arrays is a collective, so no other collective may be under way.
+    `phases` are the configurations of all phases of a run, and `settings` are others
+    that must be the same on all processes, by the names of arguments. On several
+    processes, placing the arrays is a collective, so no other collective may be under
+    way.
     """
     config = phases[-1]
     check_attached(config.mesh, arguments.params)
@@ -98,15 +104,17 @@ def initial(
             " and shardings of the state, call `train.abstract_state(params, ...)`."
         )
     shardings = jax.tree.map(lambda shape: shape.sharding, plan.shapes)
+    arrays = placed(arguments._asdict(), plan.specs._asdict(), config.mesh)
     delayed = config.step.settings.delayed
     if config.mesh.is_multi_process and not is_traced():
+        texts = {name: described(value) for name, value in settings.items()}
+        check_same_settings(texts | settings_of(phases, plan.shapes.opt_state))
         keys = [key for each in phases for key in _codec_keys(each)]
         told: dict[str, Any] = {"codec.key": keys} if keys else {}
         if delayed is not None:
             told["delayed"] = delays(delayed, arguments.params)
         if told:
             check_same(told, "make_train_step")
-    arrays = placed(arguments._asdict(), plan.specs._asdict(), config.mesh)
     if plan.shapes.shards:
         check_same_in_groups(arrays, config)
     made = jax.jit(plan.make, out_shardings=shardings)(Arguments(**arrays))

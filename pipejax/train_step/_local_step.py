@@ -72,10 +72,12 @@ class LocalTrainStep:
         arguments = Arguments(params, model_state, rng, opt_state)
         inputs = example_inputs(self._config, batch, shared)
         plan = planned(self._config, arguments, inputs)
-        state = initial([self._config], arguments, plan)
+        rounds = self.rounds.config
+        settings = {"sync_every": rounds.schedule, "warmup_steps": rounds.warmup_steps}
+        state = initial([self._config], arguments, plan, settings)
         check_model_state(self._config, state, inputs)
         args = common_of(state), _sent(plan)
-        if self.rounds.config.schedule is not None:
+        if rounds.schedule is not None:
             return self.rounds.init(*args)
 
         def make(schedule: RoundSchedule) -> LocalState:

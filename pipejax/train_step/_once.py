@@ -11,6 +11,7 @@ from pipejax._core.step import Inputs
 from pipejax._internal.mesh import inner_axes, processes_of_groups
 from pipejax._internal.types import Tree
 
+from ._one_program import check_same_batch
 from ._replicate import check_same, check_same_in_groups, check_same_inside
 
 
@@ -21,12 +22,14 @@ class Checked:
     Attributes:
       forms: Forms of parameters and optimizer states that fit the optimizer.
       shared: Whether processes have compared what their losses share.
+      batch: Whether processes have compared the form of a batch.
       rows: Whether processes of a group have compared their rows of a batch.
       empty: The queue that a warm-up was found to have without a valid message.
     """
 
     forms: set[Any] = dataclasses.field(default_factory=set)
     shared: bool = False
+    batch: bool = False
     rows: bool = False
     empty: tuple[Message, ...] = ()
 
@@ -34,10 +37,16 @@ class Checked:
 def compare_once(inputs: Inputs, config: StepConfig, checked: Checked) -> None:
     """Raises a `ValueError` if inputs differ that must be the same.
 
-    What losses share is compared between processes and groups in the first step that
-    has any. Rows of a batch that are not split inside a group are the same on all its
-    devices, but each of its processes gives its own copy of them.
+    The form of a batch is compared between processes in the first step. What losses
+    share is compared between processes and groups in the first step that has any. Rows
+    of a batch that are not split inside a group are the same on all its devices, but
+    each of its processes gives its own copy of them.
     """
+    if config.mesh.is_multi_process and not checked.batch:
+        if _holds_arrays(inputs.batch):
+            join()  # Only one thread may launch collectives.
+            check_same_batch(inputs.batch)
+        checked.batch = True
     if not checked.shared and _holds_arrays(inputs.shared):
         _compare_shared(inputs.shared, config)
         checked.shared = True

@@ -45,21 +45,35 @@ def check_same(arguments: dict[str, Any], method: str) -> None:
     """
     leaves = jax.tree_util.tree_leaves_with_path(arguments)
     names = [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for path, _ in leaves]
-    if differing := _processes_that_differ(_digest(containers(arguments), *names)):
+    if others := _processes_that_differ(_digest(containers(arguments), *names)):
         raise ValueError(
             f"`{method}` must be given the same structure of arrays on every process;"
-            f" got other structures on processes {differing} than on process 0. Here"
+            f" got other structures on processes {others} than on process 0. Here"
             f" are {names}."
         )
-    digests = np.stack([_digest(*_content(leaf)) for _, leaf in leaves])
+    if differing := first_differing([_content(leaf) for _, leaf in leaves]):
+        first, processes = differing
+        raise ValueError(
+            f"`{names[first]}` must be the same on every process, because every device"
+            f" has a copy; got other values on processes {processes} than on process 0."
+            " Make it from the same seed or the same file on every process."
+        )
+
+
+def first_differing(
+    contents: Sequence[tuple[str | bytes, ...]],
+) -> tuple[int, list[int]] | None:
+    """Returns the place of the first content that differs between processes, if any.
+
+    Also returned are the processes of which any content differs from that of process 0.
+    Every process must call this with equally many contents. It is a collective.
+    """
+    digests = np.stack([_digest(*content) for content in contents])
     if differing := _processes_that_differ(digests):
         found = multihost_utils.process_allgather(digests)
         first = int(np.flatnonzero((found != found[:1]).any(axis=(0, 2)))[0])
-        raise ValueError(
-            f"`{names[first]}` must be the same on every process, because every device"
-            f" has a copy; got other values on processes {differing} than on process 0."
-            " Make it from the same seed or the same file on every process."
-        )
+        return first, differing
+    return None
 
 
 def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
@@ -70,7 +84,7 @@ def check_same_in_groups(placed: dict[str, Any], config: StepConfig) -> None:
     specs = [leaf.sharding.spec for _, leaf in leaves]
     between = [axes(config.axis_name)] * len(leaves)
     arrays = [leaf for _, leaf in leaves]
-    place = _first_differing(arrays, specs, between, config, P())
+    place = _first_other_copy(arrays, specs, between, config, P())
     if place is not None:
         path = leaves[place][0]
         raise ValueError(
@@ -90,7 +104,7 @@ def check_same_inside(batch: Tree, specs: tuple[P, ...], config: StepConfig) -> 
     mesh, inner = config.mesh, inner_axes(config.mesh, config.axis_name)
     splits = [split_axes(spec, mesh.shape) for spec in specs]
     between = [tuple(name for name in inner if name not in split) for split in splits]
-    place = _first_differing(arrays, specs, between, config, P(config.axis_name))
+    place = _first_other_copy(arrays, specs, between, config, P(config.axis_name))
     if place is not None:
         raise ValueError(
             f"`batch{jax.tree_util.keystr(leaves[place][0])}` must have the same"
@@ -102,7 +116,7 @@ def check_same_inside(batch: Tree, specs: tuple[P, ...], config: StepConfig) -> 
         )
 
 
-def _first_differing(
+def _first_other_copy(
     arrays: Sequence[jax.Array],
     specs: Sequence[P],
     between: Sequence[tuple[str, ...]],

@@ -138,7 +138,8 @@ class TrainStep:
         inputs = example_inputs(self.config, batch, shared)
         plan = planned(self.config, arguments, inputs)
         log_ranks(self.phases, plan.message)
-        state = initial(self.phases, arguments, plan)
+        settings = {"warmup_steps": self.boundaries}  # and those of a schedule
+        state = initial(self.phases, arguments, plan, settings)
         check_model_state(self.config, state, inputs)
         return self._begun(state)
 
@@ -254,7 +255,7 @@ class TrainStep:
         order of the processes' devices on the mesh. Every process must call this method
         with the same n. If there is one process, `local` is the whole batch. Processes
         whose devices have the same rows, as in a group that does not split them, must
-        give the same part, and count once. The first step compares it.
+        give the same part, and count once. The first step compares shapes and parts.
 
         Args:
           local: Pytree of arrays, such as NumPy arrays, whose leading axis is this

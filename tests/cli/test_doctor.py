@@ -157,6 +157,13 @@ def test_bad_flags_of_doctor_are_refused(flags, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_hosts_of_a_single_device_are_checked_too(monkeypatch, capsys):
+    one = pj.data_mesh(1)
+    monkeypatch.setattr(pj, "data_mesh", lambda *_, **__: one)
+    assert main(["doctor", "--hosts", "0"]) == 2
+    assert "`--hosts` must divide the 1 devices" in capsys.readouterr().err
+
+
 @pytest.mark.full
 @needs_namespaces
 def test_doctor_on_a_cluster_reports_from_one_host(tmp_path):

@@ -1,4 +1,4 @@
-"""Tests that a program leaves in bounded time after Ctrl-C."""
+"""Tests that a program leaves in bounded time after Ctrl-C and other exceptions."""
 
 import os
 import signal
@@ -17,12 +17,13 @@ PROGRAM = """
 import hashlib, signal, sys, threading, time
 from pipejax._internal import leaving
 
-leaving.LIMIT = leaving.STUCK = 0.2
+leaving.LIMIT = leaving.STUCK = leaving.ERROR_LIMIT = 0.2
 signal.signal(signal.SIGINT, signal.default_int_handler)
 name = sys.argv[1]
 if name == "own":
     signal.signal(signal.SIGINT, lambda *_: None)
 leaving.hurry_after_interrupts()
+leaving.hurry_after_errors()
 if name == "later":
     signal.signal(signal.SIGINT, lambda *_: None)
 
@@ -47,6 +48,9 @@ elif name == "raised":
     threading.Thread(target=time.sleep, args=(600,)).start()
     print("begun", flush=True)
     time.sleep(600)
+elif name == "failed":
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    raise RuntimeError("no such file")
 elif name == "stuck":
     in_a_call(10**9)
 else:
@@ -76,6 +80,14 @@ def test_interrupted_program_does_not_wait_for_threads():
     out, code = interrupted("raised")
     assert "KeyboardInterrupt" in out
     assert code == 130
+
+
+@WITHOUT_JAX
+def test_failed_program_does_not_wait_for_threads():
+    command = [sys.executable, "-c", PROGRAM, "failed"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "RuntimeError: no such file" in ended.stderr
+    assert ended.returncode == 1
 
 
 @WITHOUT_JAX
@@ -115,18 +127,22 @@ def test_wait_for_work_is_bounded(caplog):
     assert "while this process was leaving: no route to host" in caplog.text
 
 
-def test_timer_for_leaving_is_started_only_by_keyboard_interrupts(monkeypatch):
-    """`hurry_after_interrupts` would also replace the handler of SIGINT."""
+@pytest.mark.parametrize("interactive", [False, True])
+def test_timer_for_leaving_is_started_by_its_exceptions(monkeypatch, interactive):
     shown, timers = [], []
     monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error))
     monkeypatch.setattr(threading.Timer, "start", lambda x: timers.append(x))
-    leaving._hurry_at_the_end()
+    if interactive:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    leaving._hurry_at_the_end(KeyboardInterrupt, 4.0, 130)
+    leaving.hurry_after_errors()
     for error in (ValueError("w"), KeyboardInterrupt()):
         sys.excepthook(type(error), error, None)
         assert shown[-1][1] is error
-    (timer,) = timers
-    assert timer.daemon
-    assert (timer.interval, timer.args) == (leaving.LIMIT, (130,))
+    assert all(timer.daemon for timer in timers)
+    found = [(timer.interval, timer.args) for timer in timers]
+    wanted = [(leaving.ERROR_LIMIT, (1,)), (4.0, (130,))]
+    assert found == ([] if interactive else wanted)
 
 
 @pytest.mark.parametrize(("last", "code"), [(None, 1), (KeyboardInterrupt(), 130)])

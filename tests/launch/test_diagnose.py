@@ -155,6 +155,12 @@ def test_faulty_process_is_named_in_the_diagnosis(bad, diagnosis):
     assert diagnose(bad, (), LIMIT).startswith(diagnosis)
 
 
+def test_process_gone_early_is_named_beside_others():
+    found = diagnose([stuck(0), seen(1, step=2, finished=True)], (), LIMIT)
+    assert found.startswith("process 0 on host0 has made no progress for 61 s")
+    assert found.endswith("\nprocess 1 on host1 has left its `Watchdog` at step 2")
+
+
 def test_process_without_a_watchdog_is_named():
     diagnosis = "process 2, 3 has not entered its `Watchdog`"
     assert diagnose([stuck(0), stuck(1)], {3, 2}, LIMIT) == diagnosis

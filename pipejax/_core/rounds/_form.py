@@ -149,6 +149,17 @@ class Form:
         found = jax.block_until_ready(program(jax.block_until_ready(tree)))
         return self.typed(found, split)
 
+    @without_mesh()
+    def of_every_group(self, numbers: jax.Array) -> jax.Array:
+        """Returns a number that all groups have alike, without asking the others."""
+        check_not_donated(numbers)
+        everywhere = NamedSharding(self.mesh, P())
+        if isinstance(numbers, jax.ShapeDtypeStruct):
+            return numbers.update(shape=(), sharding=everywhere)
+        own = jax.device_get(numbers.addressable_data(0))[0]
+        parts = [jax.device_put(own, x) for x in everywhere.addressable_devices]
+        return jax.make_array_from_single_device_arrays((), everywhere, parts)
+
     @functools.cached_property
     def _params(self) -> jax.stages.Wrapped:
         if not self.specs:

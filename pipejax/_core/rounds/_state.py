@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import Passengers
 from pipejax._core.step import Common, check_not_donated, inner_state_specs
@@ -141,8 +140,8 @@ class LocalState(NamedTuple):
 
     @property
     def step(self) -> jax.Array:
-        """Returns the number of steps that every group has taken, as `opt_state`."""
-        return self.shared.form.mean(self.local.step, P())
+        """Returns the number of steps that every group has taken."""
+        return self.shared.form.of_every_group(self.local.step)
 
     @property
     def local(self) -> Common:

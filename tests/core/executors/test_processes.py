@@ -244,6 +244,27 @@ def test_input_differing_between_processes_is_refused(ask, name):
         assert "on processes [1] than on process 0" in said
 
 
+@pytest.mark.one_python
+@pytest.mark.parametrize(
+    "name",
+    [
+        "width",
+        "all_reduce",
+        "warmup_steps",
+        "weight_prediction",
+        "reduce_dtype",
+        "tx",
+        "batch",
+    ],
+)
+def test_train_step_or_batch_of_another_kind_on_one_process_is_refused(ask, name):
+    """The job would wait forever, or add up what does not belong together."""
+    for said in ask("unlike", name):
+        assert said.startswith(f"`{name}` must ")
+        assert " on every process" in said
+        assert "on processes [1] than on process 0" in said
+
+
 @pytest.mark.parametrize("executor", ["host", pytest.param("fused", marks=FULL)])
 def test_shared_input_of_two_processes_has_the_bits_of_one(ask, executor):
     """They compare it in the first step. Later ones launch no collective for it."""

@@ -451,6 +451,30 @@ def differing(name):
         return str(error)
 
 
+def unlike(name):
+    """Returns the error of a train step that process 1 makes or feeds differently."""
+    rank, tx = jax.process_index(), optax.sgd(0.1)
+    own = {
+        "width": {"width": 3},
+        "all_reduce": {"all_reduce": collectives.two_shot(codecs.int8())},
+        "warmup_steps": {"warmup_steps": 2},
+        "weight_prediction": {"weight_prediction": False},
+        "reduce_dtype": {"reduce_dtype": "bfloat16"},
+    }.get(name, {})
+    if rank and name == "tx":
+        tx = optax.adam(0.1)
+    train = pj.make_train_step(
+        loss_fn, tx, mesh=pj.data_mesh(), **(own if rank else {})
+    )
+    (batch,) = batches(1)
+    try:
+        state = train.init(init_params())
+        mine = {k: x[: 4 + rank * (name == "batch")] for k, x in batch.items()}
+        train.step(state, train.batch(mine))
+    except ValueError as error:
+        return str(error)
+
+
 def distilled(params, batch, *, shared):
     teacher = jnp.tanh(batch["x"] @ shared["teacher"])
     return shared["scale"] * loss_fn(params, {**batch, "y": teacher})
@@ -589,6 +613,7 @@ TASKS = {
     "inside": inside,
     "keyed": keyed,
     "differing": differing,
+    "unlike": unlike,
     "shares": shares,
     "own_collective": own_collective,
     "interrupted": interrupted,

@@ -37,6 +37,19 @@ def test_shapes_of_a_state_have_its_properties(name, kind):
             assert form.sharding == leaf.sharding
 
 
+def test_number_of_steps_is_read_without_other_groups(monkeypatch):
+    """A process may read it alone."""
+    mesh = pj.data_mesh(2)
+    train = local_step(mesh)
+    state = train.init(params())
+    for batch in batches(3):
+        state, _ = train.step(state, batch)
+    monkeypatch.setattr(type(state.shared.form), "mean", None)
+    assert state.step == 3
+    assert state.step.sharding.is_fully_replicated
+    assert state.step.sharding.device_set == set(mesh.devices.flat)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
