@@ -40,6 +40,11 @@ def identical(a: Any, b: Any) -> bool:
     return len(leaves) == len(others) and all(map(operator.is_, leaves, others))
 
 
+def select(predicate: jax.Array, new: Any, old: Any) -> Any:
+    """Returns the leaves of `new` if `predicate` is true, and those of `old` if not."""
+    return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)
+
+
 def restructured(tree: Any, like: Any) -> Any:
     """Returns the leaves of `tree` in nodes with the static data of `like`."""
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(tree))

@@ -14,7 +14,10 @@ from pipejax._internal.structures import (
     identical,
     like_optimizer,
     restructured,
+    select,
 )
+
+from ..helpers import assert_bits_equal
 
 
 @jax.tree_util.register_pytree_node_class
@@ -84,3 +87,10 @@ def test_counter_with_the_name_of_a_parameter_belongs_to_none():
     assert set(plateau) == {"none"}
     masked = optax.masked(optax.trace(0.9), Scaled(True, False)).init(params)
     assert jax.tree.leaves(like_optimizer(masked, params, ["s", "w"], "none")) == ["s"]
+
+
+def test_select_takes_all_of_one_side():
+    """Accelerators select where a CPU branches."""
+    new, old = {"a": jnp.ones(3)}, {"a": jnp.array([jnp.nan, 2, 3])}
+    assert_bits_equal(select(jnp.array(True), new, old), new)
+    assert_bits_equal(select(jnp.array(False), new, old), old)

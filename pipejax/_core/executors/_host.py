@@ -120,7 +120,7 @@ class Host:
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
         first, *later = self._exchanges(state, before, pending, fresh)
-        reduced, states = self._result(first)
+        reduced, states = self._waited(first.result)
         # The exchange that is now the oldest starts from what this step returns. The
         # next step compares it with its state, to see whether the exchange is of this
         # run.
@@ -144,7 +144,7 @@ class Host:
         # processes launch the same collectives.
         states, others = parted_states(in_flight.codec_states)
         begun = self._exchanges(state, states, in_flight.pending, empty)
-        results = [self._result(exchange) for exchange in begun]
+        results = [self._waited(exchange.result) for exchange in begun]
         if results:
             last, states = results[-1]
             if last.updated is not None:
@@ -284,7 +284,7 @@ class Host:
         _check_concrete(state)
         for exchange in list(self._begun):
             if exchange.result.done():
-                self._result(exchange)
+                self._waited(exchange.result)
 
     def _no_own(self, program: Any, *args: Any) -> None:
         try:
@@ -297,13 +297,10 @@ class Host:
     def _own_collectives(self) -> OwnCollectives:
         return OwnCollectives(self.config.mesh)
 
-    def _result(self, exchange: Begun) -> tuple[Reduced, CodecStates]:
-        """Waits for a reduced message and the codec states after it."""
-        return self._waited(exchange.result)
-
     def _waited(
         self, result: Future[tuple[Reduced, CodecStates]]
     ) -> tuple[Reduced, CodecStates]:
+        """Waits for a reduced message and the codec states after it."""
         try:
             return result.result()
         except Exception:

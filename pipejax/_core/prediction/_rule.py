@@ -31,7 +31,7 @@ import optax
 from jax.typing import DTypeLike
 
 from pipejax._internal.ravel import promoted
-from pipejax._internal.structures import with_zeros
+from pipejax._internal.structures import select, with_zeros
 from pipejax._internal.types import Tree
 
 from ._expand import expanded, reads, works_elementwise
@@ -74,7 +74,7 @@ class Own(NamedTuple):
         An optimizer that deals with NaN itself does not help: P times NaN is NaN.
         """
         zeros = jax.tree.map(jnp.zeros_like, gradients)
-        return cls(_either(usable, gradients, zeros), loss, valid, usable)
+        return cls(select(usable, gradients, zeros), loss, valid, usable)
 
 
 class Kind(NamedTuple):
@@ -172,10 +172,10 @@ def predicted(
     # A gradient that is not usable still moves moments by m, as the mean in flight
     # will.
     taken = [each.valid & (known | each.usable) for each in own]
-    means = [_either(known, last, each.gradients) for each in own]
+    means = [select(known, last, each.gradients) for each in own]
     if kind.name == "mixing":
         blends = [
-            _either(each.usable, _blended(m, each.gradients), m)
+            select(each.usable, _blended(m, each.gradients), m)
             for m, each in zip(means, own, strict=True)
         ]
         change = changed(update, params, opt_state, blends, losses, taken)
@@ -302,10 +302,6 @@ def _length(x: jax.Array) -> jax.Array:
 def _blended(mean: Tree, own: Tree) -> Tree:
     """Returns m, moved towards the own gradient."""
     return jax.tree.map(lambda m, g: m + OWN_SHARE * (g - m), mean, own)
-
-
-def _either(predicate: jax.Array, new: Tree, old: Tree) -> Tree:
-    return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)
 
 
 def _finite(change: Tree) -> Tree:

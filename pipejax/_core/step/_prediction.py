@@ -31,13 +31,13 @@ from pipejax._core.prediction import (
     predicted,
 )
 from pipejax._internal.shards import constrained
-from pipejax._internal.structures import merged
+from pipejax._internal.structures import merged, select
 
 from ._delayed import as_delayed, delays
 from ._frozen import without_frozen
 from ._state import Common, Trainable
 from ._step import Settings
-from ._update import apply, select, updated
+from ._update import apply, updated
 
 KindOf = Callable[[optax.Params, int, int], Kind | None]
 """From shapes of the whole parameters, the number of gradients in flight, and that of

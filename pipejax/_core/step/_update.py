@@ -21,7 +21,7 @@ from jax import lax
 
 from pipejax._core.checks import check_kept_form
 from pipejax._core.message import Message, Reduced, mean_as, mean_of
-from pipejax._internal.structures import merged, no_leaf, with_zeros
+from pipejax._internal.structures import merged, no_leaf, select, with_zeros
 from pipejax._internal.traced_axes import collective_axes
 from pipejax._internal.types import Tree
 
@@ -239,8 +239,3 @@ def _needs_more(what: str) -> ValueError:
         " one, such as optax.adamw. Bind other arguments in a transformation of your"
         " own. If it takes none, the error above shows where it fails."
     )
-
-
-def select(predicate: jax.Array, new: Any, old: Any) -> Tree:
-    """Returns the leaves of `new` if `predicate` is true, and those of `old` if not."""
-    return jax.tree.map(lambda n, o: jnp.where(predicate, n, o), new, old)

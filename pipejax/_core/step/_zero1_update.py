@@ -11,6 +11,7 @@ from pipejax._core.message import Message, Reduced, Valid, layout_of, message_of
 from pipejax._core.partitioned import NotElementwiseError, Program, on_partitions
 from pipejax._core.prediction import Kind, Mean, Slopes, anchored
 from pipejax._internal.shards import UNSHARDED
+from pipejax._internal.structures import select
 from pipejax._internal.types import Specs, Tree
 from pipejax.collectives import Summands
 
@@ -25,7 +26,7 @@ from ._partition import (
 from ._prediction import KindOf, update_of
 from ._state import Trainable
 from ._step import Settings
-from ._update import advanced, select
+from ._update import advanced
 from ._zero1_gather import difference, gathered_dtype
 
 

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import pipejax as pj
-from pipejax._core.step._update import moved, select, unmoved, updated
+from pipejax._core.step._update import moved, unmoved, updated
 
 from ...grid import each
 from ...helpers import assert_bits_equal, batches, init_params, loss_fn
@@ -17,13 +17,6 @@ from ...reference import mean, split
 ONES = jnp.ones(2)
 
 ONES = jnp.ones(2)
-
-
-def test_select_takes_all_of_one_side():
-    """Accelerators select where a CPU branches."""
-    new, old = {"a": jnp.ones(3)}, {"a": jnp.array([jnp.nan, 2, 3])}
-    assert_bits_equal(select(jnp.array(True), new, old), new)
-    assert_bits_equal(select(jnp.array(False), new, old), old)
 
 
 def plain(updates, state, params=None):
