@@ -18,6 +18,7 @@ import optax
 
 from pipejax._core.prediction import sources
 from pipejax._internal.types import Tree
+from pipejax._internal.zeros import zeros
 
 from ._update import updated
 
@@ -39,38 +40,33 @@ def without_frozen(tx: optax.GradientTransformation, params: optax.Params) -> Tr
 def moves(tx: optax.GradientTransformation, params: optax.Params) -> Tree:
     """Returns for each parameter whether its update may be other than zero.
 
-    It may be so without a gradient, as with weight decay. If an update depends on
-    counters alone, it is zero: an optimizer that accumulates gradients chooses by them
-    between zeros and zeros.
+    It may be so without a gradient, as with weight decay or a schedule.
     """
     leaves, structure = jax.tree.flatten(params)
-    found, counters = _found(tx, structure, _forms(leaves))
-    # A dependence by a jump is a negative number.
-    updates = [{max(i, -1 - i) for i in each} for each in found]
-    return jax.tree.unflatten(
-        structure, [not updates[i] <= counters for i in range(len(leaves))]
-    )
+    zero = _zero(tx, structure, _forms(leaves))
+    return jax.tree.unflatten(structure, [not x for x in zero[: len(leaves)]])
 
 
 def _forms(leaves: list[Any]) -> tuple[Any, ...]:
     return tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
 
 
-# An update of many arrays takes seconds to trace, and several programs ask.
-@functools.lru_cache(maxsize=64)
-def _found(
+def _update(
     tx: optax.GradientTransformation, structure: Any, forms: tuple[Any, ...]
-) -> tuple[list[frozenset[int]], frozenset[int]]:
-    """Returns what each result of an update depends on, and which of it are counters.
-
-    The leaves of gradients, optimizer state, parameters and loss are numbered in turn.
-    """
+) -> tuple[Any, ...]:
+    """Returns the update as a function, and the forms of its arguments."""
     params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*x) for x in forms])
     opt_state = jax.eval_shape(tx.init, params)
     loss = jax.ShapeDtypeStruct((), jnp.float32)
-    found = sources(functools.partial(updated, tx), params, opt_state, params, loss)
-    states = enumerate(jax.tree.leaves(opt_state), start=len(forms))
-    return found, frozenset(i for i, leaf in states if not leaf.ndim)
+    return functools.partial(updated, tx), params, opt_state, params, loss
+
+
+# An update of many arrays takes seconds to trace, and several programs ask.
+@functools.lru_cache(maxsize=64)
+def _zero(
+    tx: optax.GradientTransformation, structure: Any, forms: tuple[Any, ...]
+) -> list[bool]:
+    return zeros(*_update(tx, structure, forms))
 
 
 @functools.lru_cache(maxsize=64)
@@ -78,7 +74,8 @@ def _reads(
     tx: optax.GradientTransformation, structure: Any, forms: tuple[Any, ...]
 ) -> tuple[bool, ...]:
     """Returns for each parameter whether any result of an update needs its gradient."""
-    found, _ = _found(tx, structure, forms)
+    # The leaves of gradients, optimizer state, parameters and loss have numbers.
+    found = sources(*_update(tx, structure, forms))
     numbers = range(len(forms))
     read = frozenset(numbers) & frozenset[int]().union(*found)
     if not read:

@@ -167,6 +167,13 @@ def _check_loss(loss: Any, aux: Any) -> None:
 def _check_metrics(metrics: Tree) -> None:
     for path, metric in jax.tree_util.tree_leaves_with_path(metrics):
         name = f"metrics{jax.tree_util.keystr(path)}"
+        number = hasattr(metric, "dtype") or isinstance(metric, bool | int | float)
+        if not (number or isinstance(metric, complex)):
+            raise ValueError(
+                "`loss_fn` must return metrics that are numbers, because they are"
+                f" averaged over devices; got `{name}` of type {type(metric).__name__}."
+                " Leave it out, or return it from a function of your own."
+            )
         if jnp.shape(metric) != ():
             raise ValueError(
                 "`loss_fn` must return metrics that are scalars, because they travel"

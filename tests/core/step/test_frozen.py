@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pipejax as pj
-from pipejax._core.step._frozen import without_frozen
+from pipejax._core.step._frozen import moves, without_frozen
 
 from ...helpers import assert_bits_equal
 from ...train_step.refusals import refused
@@ -244,6 +244,71 @@ def test_decay_moves_a_frozen_parameter():
         state.params["base"],
         wanted,
     )
+
+
+ANNEALED = {
+    "constant": lambda _: -0.1,
+    "schedule": lambda count: -0.1 / (1 + count),
+    "late": lambda count: jnp.where(count < 3, 0.0, -0.1),
+}
+
+
+@pytest.mark.parametrize("name", ANNEALED)
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_local_steps_keep_updates_without_a_gradient(name, overlap):
+    rule = ANNEALED[name]
+
+    def update(updates, count, params=None):
+        del params
+        moved = jax.tree.map(lambda x: jnp.full_like(x, rule(count)), updates)
+        return moved, count + 1
+
+    anneal = optax.GradientTransformation(lambda _: jnp.zeros((), jnp.int32), update)
+    tx = optax.partition({"w": SGD, "t": anneal}, {"w": "w", "t": "t"})
+
+    def heated(params, batch):
+        return jnp.mean((params["w"][None] - batch) ** 2) * params["t"]
+
+    params = {"w": jnp.zeros(2), "t": jnp.ones(())}
+    settings = {"sync_every": 2, "overlap_steps": overlap}
+    mesh = pj.data_mesh(2)
+    local = pj.make_local_step(heated, tx, mesh=mesh, **settings)
+    plain = pj.make_train_step(heated, tx, mesh=mesh, width=1)
+    states = [train.init(params) for train in (local, plain)]
+    for _ in range(STEPS):  # all groups have the same examples, and so the same mean
+        states = [
+            train.step(state, jnp.ones((4, 2)))[0]
+            for train, state in zip((local, plain), states, strict=True)
+        ]
+    found, _ = local.drain(states[0])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+        found.params,
+        states[1].params,
+    )
+
+
+WRAPPED = {
+    "alone": lambda tx: tx,
+    "several steps": lambda tx: optax.MultiSteps(tx, 3),
+    "finite": lambda tx: optax.apply_if_finite(tx, 3),
+    "clipped": lambda tx: optax.chain(CLIP, tx),
+    "injected": lambda tx: optax.inject_hyperparams(lambda rate: tx)(rate=0.1),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_wrapped_frozen_parameters_do_not_move(name):
+    found = moves(WRAPPED[name](partition(optax.adamw(0.1))), PARAMS)
+    wanted = {"adapter": True, "base": False}
+    assert found == {
+        k: jax.tree.map(lambda _, k=k: wanted[k], PARAMS[k]) for k in PARAMS
+    }
+
+
+def test_decayed_parameters_move():
+    tx, _ = READS["decay"]
+    assert all(jax.tree.leaves(moves(tx, PARAMS)))
 
 
 def test_state_of_another_optimizer_is_refused():

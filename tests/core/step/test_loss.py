@@ -55,6 +55,8 @@ def test_metrics_other_than_real_scalars_are_refused(width):
         step(jnp.ones(3))
     with refused(r"real metrics, got `metrics\['logits'\]` of dtype complex64"):
         step(jnp.complex64(1j))
+    with refused(r"metrics that are numbers, .* `metrics\['logits'\]` of type str"):
+        step("low")
 
 
 def test_loss_over_an_axis_outside_the_mesh_is_refused():
