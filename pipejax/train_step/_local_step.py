@@ -73,7 +73,11 @@ class LocalTrainStep:
         inputs = example_inputs(self._config, batch, shared)
         plan = planned(self._config, arguments, inputs)
         rounds = self.rounds.config
-        settings = {"sync_every": rounds.schedule, "warmup_steps": rounds.warmup_steps}
+        settings = {
+            "sync_every": rounds.schedule,
+            "warmup_steps": rounds.warmup_steps,
+            "executor": self.executor.name,
+        }
         state = initial([self._config], arguments, plan, settings)
         check_model_state(self._config, state, inputs)
         args = common_of(state), _sent(plan)

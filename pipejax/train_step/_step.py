@@ -138,7 +138,10 @@ class TrainStep:
         inputs = example_inputs(self.config, batch, shared)
         plan = planned(self.config, arguments, inputs)
         log_ranks(self.phases, plan.message)
-        settings = {"warmup_steps": self.boundaries}  # and those of a schedule
+        settings = {
+            "warmup_steps": self.boundaries,  # and those of a schedule
+            "executor": self.executor.name,
+        }
         state = initial(self.phases, arguments, plan, settings)
         check_model_state(self.config, state, inputs)
         return self._begun(state)

@@ -253,6 +253,8 @@ def test_input_differing_between_processes_is_refused(ask, name):
         "warmup_steps",
         "weight_prediction",
         "reduce_dtype",
+        "executor",
+        "sync_every",
         "tx",
         "batch",
     ],

@@ -460,12 +460,16 @@ def unlike(name):
         "warmup_steps": {"warmup_steps": 2},
         "weight_prediction": {"weight_prediction": False},
         "reduce_dtype": {"reduce_dtype": "bfloat16"},
+        "executor": {"executor": "fused"},
     }.get(name, {})
     if rank and name == "tx":
         tx = optax.adam(0.1)
     train = pj.make_train_step(
         loss_fn, tx, mesh=pj.data_mesh(), **(own if rank else {})
     )
+    if name == "sync_every":
+        mesh, every = pj.data_mesh(), 2 + rank
+        train = pj.make_local_step(loss_fn, tx, mesh=mesh, sync_every=every)
     (batch,) = batches(1)
     try:
         state = train.init(init_params())
