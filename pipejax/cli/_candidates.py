@@ -14,6 +14,7 @@ _WITH_PREDICTION = ("int8", "int4", "truncate")
 # The codecs with which pipelined steps with weight prediction have been compared with
 # synchronous training: int8 and truncate in `ring` on images, and int8 and int4 with
 # error feedback in `two_shot` on text. See docs/benchmarks/speed.md.
+_IN_ROUNDS = ("int4",)  # with error feedback; docs/benchmarks/accuracy_sharded.md
 
 
 def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
@@ -34,9 +35,9 @@ def is_measured(config: timing.TrainConfig) -> bool:
     """Returns whether the accuracy of training with this codec has been measured."""
     if config.codec is None or (config.width == 1 and not config.sync_every):
         return True
-    plain = not (config.sync_every or config.shard_optimizer)
-    alike = config.algorithm in ("ring", "two_shot")
-    return plain and alike and config.codec in _WITH_PREDICTION
+    if config.shard_optimizer or config.algorithm not in ("ring", "two_shot"):
+        return False
+    return config.codec in (_IN_ROUNDS if config.sync_every else _WITH_PREDICTION)
 
 
 def _fed(name: str, codec: codecs.Codec) -> bool:

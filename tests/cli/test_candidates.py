@@ -3,7 +3,7 @@
 import pytest
 
 from pipejax import codecs, timing
-from pipejax.cli._candidates import USUAL, candidates, feeds_back
+from pipejax.cli._candidates import USUAL, candidates, feeds_back, is_measured
 
 
 def test_feedback_is_added_to_sign_and_not_to_bf16_or_int8():
@@ -37,3 +37,22 @@ def test_empty_list_of_names_gives_no_codecs():
 def test_unknown_codec_is_refused():
     with pytest.raises(ValueError, match="`name` must be one of bf16, truncate"):
         candidates(["bf16", "int9"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        ({"width": 2, "codec": "int8"}, True),
+        ({"width": 2, "codec": "fp8_e4m3"}, False),
+        ({"width": 2, "codec": "int4", "algorithm": "psum"}, False),
+        ({"width": 2, "codec": "int4", "shard_optimizer": True}, False),
+        ({"width": 1, "codec": "fp8_e4m3"}, True),
+        ({"codec": "int4", "sync_every": 4, "overlap_steps": 4}, True),
+        ({"codec": "int8", "sync_every": 4, "overlap_steps": 4}, False),
+        ({"sync_every": 4, "overlap_steps": 4}, True),
+    ],
+)
+def test_measured_ways_are_those_of_the_benchmarks(changes, measured):
+    """In local steps, commands give error feedback to int4, and none to int8."""
+    way = timing.TrainConfig(**{"width": 1, "algorithm": "two_shot"} | changes)
+    assert is_measured(way) == measured
