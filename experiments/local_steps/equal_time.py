@@ -87,8 +87,9 @@ def rows(cells: list[Run], steps: int) -> list[list[str]]:
     """Returns titles, then a row for each task, optimizer and length of an exchange.
 
     The last cell is the change of test loss by hiding the exchange: the mean over
-    seeds, with its standard error.
+    seeds, with its standard error. Rows are left out until all seeds have been run.
     """
+    seeds = {cell["seed"] for cell in cells}
     titles = ["task", "optimizer", "exchange, in steps", "hidden, every step"]
     table = [[*titles, "at once, best H", "H", "change by hiding"]]
     names = dict.fromkeys((x["task"], x["optimizer"]) for x in cells)
@@ -97,8 +98,9 @@ def rows(cells: list[Run], steps: int) -> list[list[str]]:
             of_seeds(cells, known_as(task, optimizer, count, method))
             for count, method in contenders(exchange, steps)
         )
-        ended = [runs for runs in at_once if runs and not diverged(runs)]
-        if not hidden or not ended:
+        whole = all({run["seed"] for run in x} == seeds for x in (hidden, *at_once))
+        ended = [runs for runs in at_once if whole and not diverged(runs)]
+        if not ended:
             continue
         best = min(ended, key=_loss)
         changes = spread(differences(hidden, best, "test_loss"), 3)

@@ -111,6 +111,7 @@ def test_best_round_at_once_is_compared_after_equal_time():
     _, row = equal_time.rows(cells, 1000)
     losses = ["0.700", "0.800", "16", "-0.100 ± 0.000"]
     assert row == ["mnist", "adamw", "4", *losses]
+    assert len(equal_time.rows(cells[:-1], 1000)) == 1  # a run is missing
 
 
 @NEEDS_GPU
