@@ -52,7 +52,7 @@ def test_unknown_codec_is_refused():
         ({"sync_every": 4, "overlap_steps": 4}, True),
     ],
 )
-def test_measured_ways_are_those_of_the_benchmarks(changes, measured):
+def test_measured_ways_are_in_the_benchmarks(changes, measured):
     """In local steps, commands give error feedback to int4, and none to int8."""
     way = timing.TrainConfig(**{"width": 1, "algorithm": "two_shot"} | changes)
     assert is_measured(way) == measured

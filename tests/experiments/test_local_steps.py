@@ -5,7 +5,6 @@ import json
 import pathlib
 
 import pytest
-import tyro
 
 from experiments import learning
 from experiments.local_steps import _learn, accuracy, cluster, compiled, equal_time
@@ -46,13 +45,16 @@ def test_turn_of_local_steps_ends_with_equal_hosts(name, monkeypatch):
 
 
 def test_command_in_the_documents_has_its_result():
-    found = result("local_steps_cluster")
-    _, flags = found["command"].split("cluster ")
-    config = tyro.cli(cluster.Config, args=flags.split())
-    cells = [(cell["rate"], cell["sync_every"]) for cell in found["cells"]]
-    assert cells == [*itertools.product(config.rates, config.sync_every)]
+    """It may have been measured in parts, and a cell that is missing is named."""
+    config = cluster.Config()
+    found = result("local_steps_cluster")["cells"]
+    cells = [(cell["rate"], cell["sync_every"]) for cell in found]
+    wanted = [*itertools.product(config.rates, config.sync_every)]
+    assert cells == [cell for cell in wanted if cell != ("1gbit", 128)]
     page = pathlib.Path(cluster.__file__).parents[2] / "docs/benchmarks/speed.md"
-    assert f"`{found['command']}`" in page.read_text()
+    text = " ".join(page.read_text().split())
+    assert "Rounds of 128 have not been timed at 1 Gbit/s" in text
+    assert "`python -m experiments.local_steps.cluster`" in text
 
 
 PIPELINE = Method("pipeline", 2)
