@@ -17,7 +17,7 @@ def test_costs_of_rounds_are_quoted():
 def test_gains_of_hiding_are_quoted():
     gains = [-gain for gain in column("local_steps.equal_time", "change by hiding")]
     assert min(gains) >= 0.03
-    yield "ends {:.2f}, {:.2f} and {:.2f} nats lower".format(*gains[:3])
+    yield "they end {:.2f}, {:.2f} and {:.2f} nats lower".format(*gains[:3])
 
 
 # The bytes of a round, relative to those without a codec.

@@ -157,7 +157,7 @@ def messages_of(in_flight: InFlight) -> int:
     if not in_flight.pending:
         return in_flight.filled.shape[0]
     passengers = in_flight.pending[0].passengers
-    return passengers.values.shape[0] // len(passengers.names)
+    return passengers.values.shape[0] // passengers.count
 
 
 def count(in_flight: InFlight) -> int:

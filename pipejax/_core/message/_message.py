@@ -65,6 +65,11 @@ class Passengers:
         return ["loss", *(["weight"] if self.weighted else []), *metrics]
 
     @property
+    def count(self) -> int:
+        """Returns the number of values of one message."""
+        return 1 + self.weighted + self.metrics_form.num_leaves
+
+    @property
     def loss(self) -> jax.Array:
         """Returns the loss, which is the first value."""
         return self.values[0]
