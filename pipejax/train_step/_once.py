@@ -42,10 +42,10 @@ def compare_once(inputs: Inputs, config: StepConfig, checked: Checked) -> None:
     of a batch that are not split inside a group are the same on all its devices, but
     each of its processes gives its own copy of them.
     """
-    if config.mesh.is_multi_process and not checked.batch:
-        if _holds_arrays(inputs.batch):
-            join()  # Only one thread may launch collectives.
-            check_same_batch(inputs.batch)
+    several = config.mesh.is_multi_process
+    if several and not checked.batch and _holds_arrays(inputs.batch):
+        join()  # Only one thread may launch collectives.
+        check_same_batch(inputs.batch)
         checked.batch = True
     if not checked.shared and _holds_arrays(inputs.shared):
         _compare_shared(inputs.shared, config)
@@ -55,8 +55,8 @@ def compare_once(inputs: Inputs, config: StepConfig, checked: Checked) -> None:
         checked.rows = True
 
 
-def _holds_arrays(shared: Tree) -> bool:
-    leaves = jax.tree.leaves(shared)
+def _holds_arrays(tree: Tree) -> bool:
+    leaves = jax.tree.leaves(tree)
     return bool(leaves) and not any(isinstance(x, jax.core.Tracer) for x in leaves)
 
 
