@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import DTypeLike
+
+from .fusion import concatenated
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -36,15 +37,21 @@ def wide_zeros(tree: Any) -> Any:
     )
 
 
-def ravel(arrays: Sequence[jax.Array], dtype: DTypeLike | None = None) -> jax.Array:
-    """Joins the elements of arrays into one vector.
+def ravel(
+    arrays: Sequence[jax.Array],
+    dtype: DTypeLike | None = None,
+    size: int | None = None,
+) -> jax.Array:
+    """Joins the elements of arrays into one vector, with zeros at its end up to `size`.
 
     The arrays have one dtype, or are cast to `dtype`.
     """
     pieces = [jnp.ravel(x).astype(x.dtype if dtype is None else dtype) for x in arrays]
-    if not pieces:
-        return jnp.zeros(0, jnp.float32 if dtype is None else dtype)
-    return pieces[0] if len(pieces) == 1 else _concatenate(pieces)
+    missing = 0 if size is None else size - sum(x.size for x in pieces)
+    if missing or not pieces:
+        known = pieces[0].dtype if pieces else jnp.float32
+        pieces.append(jnp.zeros(missing, known if dtype is None else dtype))
+    return pieces[0] if len(pieces) == 1 else concatenated(pieces)
 
 
 def unravel(vector: jax.Array, forms: Sequence[Any]) -> tuple[jax.Array, ...]:
@@ -53,23 +60,4 @@ def unravel(vector: jax.Array, forms: Sequence[Any]) -> tuple[jax.Array, ...]:
     return tuple(
         vector[end - math.prod(x.shape) : end].reshape(x.shape).astype(x.dtype)
         for x, end in zip(forms, ends, strict=True)
-    )
-
-
-def _concatenate(pieces: list[jax.Array]) -> jax.Array:
-    """Concatenates vectors. Unlike `jnp.concatenate`, it is fast on CPUs."""
-
-    def unfused(*pieces: jax.Array) -> jax.Array:
-        # XLA:CPU splits a fused concatenation over its threads element by element, with
-        # a branch for each element. For 1 MB of an MLP's gradients, this takes 7 ms on
-        # two cores, where a copy takes 0.03 ms. XLA does not fuse the concatenation if
-        # it is inside a conditional whose predicate the compiler cannot evaluate.
-        always = lax.optimization_barrier(jnp.array(True))
-        backwards = lambda *pieces: jnp.concatenate(pieces[::-1])  # noqa: E731
-        return lax.cond(
-            always, lambda *pieces: jnp.concatenate(pieces), backwards, *pieces
-        )
-
-    return lax.platform_dependent(
-        *pieces, cpu=unfused, default=lambda *pieces: jnp.concatenate(pieces)
     )

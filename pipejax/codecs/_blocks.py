@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from pipejax._internal.bits import from_words, to_words
+from pipejax._internal.fusion import unfused
 from pipejax._internal.integers import is_integer
 
 from ._rounding import Rounding
@@ -60,6 +61,12 @@ class Blocks(Rounding):
         """Undoes `codes`."""
 
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
+        return unfused(self._rounded, x, noise)
+
+    def decode(self, payload: jax.Array, n: int) -> jax.Array:
+        return unfused(functools.partial(self._decoded, n=n), payload)
+
+    def _rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         blocks = self._rows(x.astype(jnp.float32))
         scale = self.scale(blocks)
         parts = []
@@ -72,7 +79,7 @@ class Blocks(Rounding):
         packed = functools.reduce(operator.or_, parts)
         return jnp.concatenate([packed.reshape(-1), to_words(scale)])
 
-    def decode(self, payload: jax.Array, n: int) -> jax.Array:
+    def _decoded(self, payload: jax.Array, n: int) -> jax.Array:
         coded = n * self.bits // 8
         packed = self._rows(payload[:coded])
         scale = from_words(payload[coded:], jnp.float32)[:, None]

@@ -101,10 +101,19 @@ class Layout(NamedTuple):
         dtypes = {working_dtype(x.dtype) for x in (*self.coded, *self.exact)}
         return max(dtypes, key=lambda dtype: dtype.itemsize, default=np.dtype("f4"))
 
-    def vectors(self, summands: Summands) -> tuple[jax.Array, jax.Array]:
-        """Returns coded and exact elements as two vectors of `working_dtype`."""
+    def vectors(
+        self, summands: Summands, sizes: tuple[int, int] | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns coded and exact elements as two vectors of `working_dtype`.
+
+        Args:
+          summands: Arrays of this layout.
+          sizes: The sizes of both vectors, which zeros at their ends fill up. By
+            default, there are no such zeros.
+        """
+        coded, exact = sizes or (None, None)
         dtype = self.working_dtype
-        return ravel(summands.coded, dtype), ravel(summands.exact, dtype)
+        return ravel(summands.coded, dtype, coded), ravel(summands.exact, dtype, exact)
 
     def arrays(self, coded: jax.Array, exact: jax.Array) -> Summands:
         """Returns the arrays whose `vectors` these are, each in the dtype of its sum.

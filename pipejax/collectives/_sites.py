@@ -50,8 +50,9 @@ class Cut(NamedTuple):
 
     def rows(self, summands: Summands) -> Parts:
         """Returns the arrays as padded pieces, [pieces, h] and [pieces, t]."""
-        coded, exact = self.layout.vectors(summands)
-        return Parts(self._padded(coded, self.coded), self._padded(exact, self.exact))
+        sizes = self.pieces * self.coded, self.pieces * self.exact
+        coded, exact = self.layout.vectors(summands, sizes)
+        return Parts(coded.reshape(self.pieces, -1), exact.reshape(self.pieces, -1))
 
     def arrays(self, rows: Parts) -> Summands:
         """Undoes `rows`: returns arrays of the layout, without the padding."""
@@ -72,10 +73,6 @@ class Cut(NamedTuple):
             drawn=self.layout.drawn or over,
             rows=rows,
         )
-
-    def _padded(self, x: jax.Array, length: int) -> jax.Array:
-        x = jnp.pad(x, (0, self.pieces * length - x.size))
-        return x.reshape(self.pieces, length)
 
 
 class Site(NamedTuple):

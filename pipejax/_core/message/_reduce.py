@@ -1,6 +1,6 @@
 """Sums a message over devices, and checks whether the sum may be applied."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from pipejax._internal.finite import check, check_all, check_sharded
 from pipejax._internal.mesh import AxisName
-from pipejax._internal.ravel import working_dtype
 from pipejax._internal.shards import copies_of, group_axes, on_shards
 from pipejax._internal.types import CodecStates
 from pipejax.collectives import (
@@ -62,7 +62,9 @@ class Reduced(NamedTuple):
             specs = (*total.shards.params, *total.shards.changes)
             finite, squares = _of_group(leaves, specs)
         else:
-            finite, squares = _of_all(_each if on_partitions else _at_once, leaves)
+            finite, squares = check_all(
+                leaves, check_sharded if on_partitions else check
+            )
         count = len(jax.tree.leaves(total.gradients))
         return cls(total, valid, finite, squares[:count])
 
@@ -91,67 +93,15 @@ def is_finite(message: Message) -> jax.Array:
     """
     leaves = jax.tree.leaves((message.gradients, message.changes))
     if not message.shards:
-        return _all_finite(leaves)
+        return check_all(leaves)[0]
     _, inner = group_axes()
 
     def own(leaves: Sequence[jax.Array]) -> jax.Array:
-        bad = (~_all_finite(leaves)).astype(jnp.float32)
+        bad = (~check_all(leaves)[0]).astype(jnp.float32)
         return lax.pmax(bad, inner) == 0
 
     specs = [*message.shards.params, *message.shards.changes]
     return on_shards(own, (specs,), P())(leaves)
-
-
-def _all_finite(leaves: Sequence[jax.Array]) -> jax.Array:
-    return _of_all(_at_once, leaves)[0]
-
-
-Check = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
-"""From an array to whether all elements are finite, and the sum of their squares."""
-
-# XLA's loop on CPUs adds one element after another, and would lose small ones if there
-# are more than this.
-_LONG = 2**16
-
-
-def _at_once(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Reads an array once for both results."""
-    last = x.shape[-1] if x.ndim else 1
-    if x.size <= _LONG * max(last, 1) and last <= _LONG:
-        return _by_last(x)
-    vector, head = x.reshape(-1), x.size // _LONG * _LONG
-    most, rest = _by_last(vector[:head].reshape(-1, _LONG)), _by_last(vector[head:])
-    return most[0] & rest[0], most[1] + rest[1]
-
-
-def _by_last(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Reduces a long array along its last axis, and then along all others."""
-    wide = x.astype(working_dtype(x.dtype))
-    both, last = (jnp.isfinite(x), wide * wide), x.ndim - 1
-    if x.size > _LONG and last:
-        both, last = _reduced(both, (last,)), last - 1
-    finite, squares = _reduced(both, tuple(range(last + 1)))
-    return finite, squares.astype(jnp.float32)
-
-
-def _reduced(
-    both: tuple[jax.Array, jax.Array], axes: tuple[int, ...]
-) -> tuple[jax.Array, jax.Array]:
-    start = jnp.array(True), jnp.zeros((), both[1].dtype)
-    return lax.reduce(both, start, lambda a, b: (a[0] & b[0], a[1] + b[1]), axes)
-
-
-def _each(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    squares = jnp.square(x.astype(working_dtype(x.dtype))).sum()
-    return jnp.isfinite(x).all(), squares.astype(jnp.float32)
-
-
-def _of_all(check: Check, leaves: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Returns whether all arrays are finite, and a sum of squares for each."""
-    if not leaves:
-        return jnp.array(True), jnp.zeros(0)
-    finite, squares = zip(*map(check, leaves), strict=True)
-    return jnp.stack(finite).all(), jnp.stack(squares)
 
 
 def _of_group(
@@ -163,7 +113,7 @@ def _of_group(
     copies = [copies_of(spec, sizes) for spec in specs]
 
     def own(leaves: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-        finite, squares = _of_all(_at_once, leaves)
+        finite, squares = check_all(leaves)
         bad = (~finite).astype(jnp.float32)
         parts = jnp.append(squares / np.array(copies, np.float32), bad)
         total = lax.psum(parts, inner)

@@ -22,14 +22,17 @@ If an update mixes elements, as the matrix products of Muon do, P does not descr
 The prediction is then `w + U(m + 0.5 (g_own - m); s)`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jax.typing import DTypeLike
 
+from pipejax._internal.finite import sum_of_squares
 from pipejax._internal.ravel import promoted
 from pipejax._internal.structures import select, with_zeros
 from pipejax._internal.types import Tree
@@ -40,6 +43,10 @@ from ._slopes import Slopes, encoded
 
 Update = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 """From gradients, optimizer state, parameters and loss to updates and new state."""
+
+Squares = Callable[[jax.Array], jax.Array]
+Bounds = tuple[Any, ...]
+"""For each gradient in flight a tree of float32 scalars, the bounds of P."""
 
 OWN_SHARE = 0.5  # of the own gradient, where an update mixes elements
 # No element may respond to its gradient this many times as strongly as its whole array
@@ -158,6 +165,7 @@ def predicted(
     opt_state: optax.OptState,
     mean: Mean,
     own: Sequence[Own],
+    squares: Squares = sum_of_squares,
 ) -> Any:
     """Returns the parameters to which the gradients in flight will lead.
 
@@ -184,7 +192,9 @@ def predicted(
     def change_by(*gradients: optax.Updates) -> Any:
         return changed(update, params, opt_state, gradients, losses, taken)
 
-    found = expansion(change_by, means)
+    # Before the first mean, `g - m` is 0, and bounds have no effect.
+    bounds = bounds_of(change_by, [last] * len(own), squares)
+    found = expansion(change_by, means, bounds)
     # The first-order term of each gradient in flight.
     change = found.change
     for each, m, slope in zip(own, means, found.slopes, strict=True):
@@ -223,12 +233,14 @@ def anchored(
 
     if mean.gradients is None or kind.name == "mixing":
         return _moved(params, _finite(change_by(*[m] * count))), None
-    found = expansion(change_by, [m] * count, bounds=kind.name != "linear")
+    steepest = bounds_of(change_by, [m] * count)
+    bounds = None if kind.name == "linear" else steepest
+    found = expansion(change_by, [m] * count, bounds)
     codes = tuple(
         jax.tree.map(lambda p, b: encoded(p, b, dtype), slope, most)
-        for slope, most in zip(found.slopes, found.steepest, strict=True)
+        for slope, most in zip(found.slopes, steepest, strict=True)
     )
-    slopes = Slopes(codes, found.steepest)
+    slopes = Slopes(codes, steepest)
     change = found.change
     # Devices will add `P g` with the P that they decode. The rounding of P then cancels
     # where g is m.
@@ -248,39 +260,55 @@ class Expansion(NamedTuple):
 
     Attributes:
       change: `U(m; s)`, 0 where it is not finite.
-      slopes: For each gradient in flight the tree P, within bounds.
-      steepest: For each gradient in flight and each leaf the bound of P, float32.
+      slopes: For each gradient in flight the tree P, within its bounds.
     """
 
     change: Tree
     slopes: tuple[Any, ...]
-    steepest: tuple[Any, ...]
 
 
 def expansion(
-    change_by: Callable[..., Any], means: Sequence[Any], *, bounds: bool = True
+    change_by: Callable[..., Any], means: Sequence[Any], bounds: Bounds | None
 ) -> Expansion:
     """Expands a change of the parameters, with slopes that are finite and bounded.
 
-    The bound of P is `STEEPEST` times the length of `U(m; s)` over that of m, for each
-    array. Where P or U is not finite, P is 0: the prediction is that by m.
+    Where P or U is not finite, P is 0: the prediction is that by m.
     """
     value, slopes = expanded(change_by, means)
-    change = _finite(value)
-    # At m, an update of Adam is m / sqrt(v), so that |U| / |m| is the root mean square
-    # of its slopes, weighted by m.
-    steepest = tuple(jax.tree.map(_steepest, change, m) for m in means)
+    within = slopes
+    if bounds is not None:
+        within = tuple(map(functools.partial(jax.tree.map, _within), slopes, bounds))
 
-    def one(slope: jax.Array, value: jax.Array, most: jax.Array) -> jax.Array:
-        bound = most.astype(slope.dtype)
-        within = jnp.clip(slope, -bound, bound) if bounds else slope
+    def usable(value: jax.Array, slope: jax.Array, within: jax.Array) -> jax.Array:
         return jnp.where(jnp.isfinite(slope) & jnp.isfinite(value), within, 0)
 
-    found = tuple(
-        jax.tree.map(one, slope, value, most)
-        for slope, most in zip(slopes, steepest, strict=True)
-    )
-    return Expansion(change, found, steepest)
+    pairs = zip(slopes, within, strict=True)
+    found = tuple(jax.tree.map(usable, value, *pair) for pair in pairs)
+    return Expansion(_finite(value), found)
+
+
+def bounds_of(
+    change_by: Callable[..., Any],
+    means: Sequence[Any],
+    squares: Squares = sum_of_squares,
+) -> Bounds:
+    """Returns the bounds of the slopes of an array.
+
+    A bound is `STEEPEST` times the length of `U(m; s)` over that of m, or 0 if this is
+    not finite. `squares` returns the sum of squares of an array.
+    """
+    # At m, an update of Adam is m / sqrt(v), so that |U| / |m| is the root mean square
+    # of its slopes, weighted by m.
+
+    def bound(change: jax.Array, m: jax.Array) -> jax.Array:
+        found = STEEPEST * jnp.sqrt(squares(change)) / jnp.sqrt(squares(m))
+        return jnp.where(jnp.isfinite(found), found, 0)
+
+    # Behind the barrier, XLA computes U once more, beside the sum. Without it, XLA on
+    # CPUs writes half a dozen intermediate results of the model's size to memory.
+    means = lax.optimization_barrier(means)
+    change = _finite(change_by(*means))
+    return tuple(jax.tree.map(bound, change, m) for m in means)
 
 
 def like(gradients: optax.Updates, params: optax.Params) -> Any:
@@ -289,14 +317,9 @@ def like(gradients: optax.Updates, params: optax.Params) -> Any:
     return jax.tree.map(lambda g, w: g.astype(w.dtype), gradients, params)
 
 
-def _steepest(change: jax.Array, mean: jax.Array) -> jax.Array:
-    """Returns the bound of the slopes of an array; 0 if m is 0."""
-    bound = STEEPEST * _length(change) / _length(mean)
-    return jnp.where(jnp.isfinite(bound), bound, 0)
-
-
-def _length(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32))))
+def _within(slope: jax.Array, bound: jax.Array) -> jax.Array:
+    bound = bound.astype(slope.dtype)
+    return jnp.clip(slope, -bound, bound)
 
 
 def _blended(mean: Tree, own: Tree) -> Tree:

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from pipejax._core.prediction import CODE, Mean, Own, anchored, kind_of, predicted
+from pipejax._internal.finite import check
 
 from ...grid import grid
 
@@ -179,6 +180,21 @@ def test_slope_is_at_most_ten_times_the_slope_of_its_array():
     updates, _ = tx.update(mean, state, W)
     most = 10 * np.linalg.norm(updates["w"]) / np.linalg.norm(mean["w"])
     np.testing.assert_allclose(abs(found[2] - without[2]), most, rtol=1e-5)
+
+
+def test_prediction_keeps_no_intermediate_results():
+    """On CPUs, XLA would write six arrays of the model's size without a barrier."""
+    tx, params = optax.adamw(0.1), {"w": jnp.ones((300, 400))}
+    given = kind_of(updating(tx), params, jax.eval_shape(tx.init, params), 1)
+    squares = lambda x: jnp.where(*check(x), jnp.inf)  # noqa: E731
+    args = params, tx.init(params), Mean(params, ZERO, YES), [own(params)]
+    compiled = jax.jit(
+        lambda *args: predicted(given, updating(tx), *args, squares)
+    ).lower(*args)
+    cost = compiled.compile().cost_analysis()
+    # Parameters, both moments, m and the own gradient are read, and the prediction is
+    # written. The bounds read all but the own gradient before, and m twice.
+    assert cost["bytes accessed"] < 11.5 * params["w"].nbytes
 
 
 @pytest.mark.parametrize("count", [1, 2])
