@@ -15,14 +15,19 @@ CELLS = dict(_speed.cells())
 
 
 def test_convolutions_are_faster_under_ddp():
-    """Ours is on the wide MLP, relative to its compute; DDP is on convolutions."""
     for title, rows in CELLS.items():
         hook, best = _speed.fastest(rows)
-        if title.startswith("wide_mlp"):
-            assert rows[best]["ratio_to_compute"] < rows[hook]["ratio_to_compute"]
         if title.startswith(("cnn", "resnet18")):
             assert rows["DDP compute"]["step"] < rows["compute"]["step"]
             assert rows[hook]["step"] < rows[best]["step"]
+
+
+@quoted_in("docs/benchmarks/speed.md")
+def test_time_on_the_wide_model_relative_to_ddp_is_quoted():
+    wide = [rows for title, rows in CELLS.items() if title.startswith("wide_mlp")]
+    ours, ddp = "Pipe-SGD, PowerSGD", "DDP, PowerSGD"
+    times = sorted(rows[ours]["step"] / rows[ddp]["step"] for rows in wide)
+    yield f"takes {times[0]:.2f} to {times[-1]:.2f} of the time of DDP's"
 
 
 @quoted_in("docs/benchmarks/speed.md")
