@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from pipejax._internal.fusion import concatenated, unfused
 
@@ -37,6 +38,23 @@ def test_arguments_may_be_missing_or_of_any_dtype():
         x = jnp.array([0, 1, 1], dtype)
         found = jax.jit(lambda x: unfused(lambda x, none: x[::-1], x, None))(x)
         np.testing.assert_array_equal(found, x[::-1])
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_results_vary_over_devices_as_arguments_do(checks):
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
+
+    def local(x, y):
+        return unfused(cut, decoded(x)), unfused(cut, decoded(y))
+
+    specs = P("data"), P()
+    wrapped = jax.shard_map(
+        local, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=checks
+    )
+    found = jax.jit(wrapped)(X, X)
+    jax.tree.map(np.testing.assert_array_equal, found[1], cut(decoded(X)))
+    wanted = [cut(decoded(rows))["head"] for rows in jnp.split(X, 2)]
+    np.testing.assert_array_equal(found[0]["head"], jnp.concatenate(wanted))
 
 
 def test_concatenation_equals_jax_numpy():

@@ -290,6 +290,7 @@ MIXTURES = {
 }
 
 
+@pytest.mark.one_python  # the processes work for 20 processor seconds
 @pytest.mark.parametrize(
     ("name", "seed", "count"),
     [
