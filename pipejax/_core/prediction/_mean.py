@@ -42,9 +42,10 @@ class Mean(NamedTuple):
         def one(old: jax.Array | None, g: jax.Array | None) -> jax.Array | None:
             if old is None or g is None:
                 return old
-            # An optimizer may deal with NaN itself. P times NaN would be NaN.
+            # An optimizer may deal with NaN itself. P times NaN would be NaN. The old
+            # value in its place would have to be read.
             new = g.astype(old.dtype)
-            return jnp.where(jnp.isfinite(new), new, old)
+            return jnp.where(jnp.isfinite(new), new, 0)
 
         kept = self.gradients
         if kept is not None:
