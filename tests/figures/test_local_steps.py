@@ -9,7 +9,12 @@ from .quoted import column, quoted_in
 
 @quoted_in("docs/local_steps.md")
 def test_costs_of_rounds_are_quoted():
-    four, sixteen, most = column("local_steps.accuracy", "V = H")
+    adamw = column("local_steps.accuracy", "V = H", "shakespeare, adamw")
+    muon = column("local_steps.accuracy", "at once", "shakespeare, muon")
+    for one, other in zip(adamw, muon, strict=True):
+        assert 0.4 < other / one < 0.65
+    yield "half of it under Muon"
+    four, sixteen, most = adamw
     yield f"{four:.2f} nats with rounds of 4, {sixteen:.2f} with 16, and {most:.2f}"
 
 
@@ -18,6 +23,17 @@ def test_gains_of_hiding_are_quoted():
     gains = [-gain for gain in column("local_steps.equal_time", "change by hiding")]
     assert min(gains) >= 0.03
     yield "they end {:.2f}, {:.2f} and {:.2f} nats lower".format(*gains[:3])
+    yield "(under Muon {:.2f}, {:.2f} and {:.2f})".format(*gains[3:])
+
+
+@quoted_in("docs/benchmarks/accuracy_sharded.md")
+def test_cost_on_digits_is_quoted():
+    costs = [
+        cost
+        for title in ("at once", "V = H", "V = H, int8", "V = H, int4")
+        for cost in column("local_steps.accuracy", title, "mnist, adamw")
+    ]
+    yield f"On MNIST, they cost about {max(costs):.2f} nats at most"
 
 
 # The bytes of a round, relative to those without a codec.
