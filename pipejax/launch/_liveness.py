@@ -75,12 +75,14 @@ def received() -> str:
 
 
 def _read(rank: int) -> None:
+    kept, connection = _kept, _kept[rank]
     try:
-        while part := _kept[rank].recv(65536):
+        while part := connection.recv(65536):
             _said.setdefault(rank, bytearray()).extend(part)
         _closed.add(rank)
     except BlockingIOError:
         pass
     except OSError:  # the network has reset it, has no route, or answers no probe
         _closed.discard(rank)
-        _kept.pop(rank).close()
+        kept.pop(rank, None)
+        connection.close()

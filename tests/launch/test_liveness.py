@@ -146,3 +146,20 @@ def test_process_killed_after_the_roll_call_is_noticed(port):
         assert process.stdout.readline() == "has met\n"
         process.kill()
         until(lambda: _liveness.closed() == {1})
+
+
+def test_broken_connection_takes_no_later_one_of_its_rank_along(monkeypatch):
+    """A thread of an earlier job may still read when a new job begins."""
+
+    class Broken:
+        def recv(self, size):
+            monkeypatch.setattr(_liveness, "_kept", {0: "of a new job"})
+            raise OSError
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(_liveness, "_kept", {0: Broken()})
+    monkeypatch.setattr(_liveness, "_closed", set())
+    _liveness._read(0)
+    assert _liveness._kept == {0: "of a new job"}
