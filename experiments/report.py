@@ -144,6 +144,8 @@ def _git(*arguments: str) -> str:
 
 
 def _module_and_arguments() -> list[str]:
+    """Returns the command without the folders of this machine."""
     spec = sys.modules["__main__"].__spec__
     name = spec.name.removesuffix(".__main__") if spec else sys.argv[0]
-    return [name, *sys.argv[1:]]
+    given = (pathlib.Path(x).name if os.path.isabs(x) else x for x in sys.argv[1:])
+    return [name, *given]

@@ -14,6 +14,8 @@ from .ravel import working_dtype
 
 Check = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 """From an array to whether all elements are finite, and the sum of their squares."""
+SumOfSquares = Callable[[jax.Array], jax.Array]
+"""From an array to the sum of its squares, float32."""
 
 # XLA's loop on CPUs adds one element after another, and would lose small ones if there
 # are more than this.
@@ -38,9 +40,9 @@ def check(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def check_sharded(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Does the same for an array that devices share, with two reductions.
+    """Does the same for an array that is split over devices, by two reductions.
 
-    Neither partitions of programs nor XLA's split a reduction of two arrays.
+    Neither XLA nor `_core.partitioned` splits a reduction of two arrays at once.
     """
     return jnp.isfinite(x).all(), sum_of_squares(x)
 
@@ -59,8 +61,17 @@ def check_all(
 
 
 def sum_of_squares(x: jax.Array) -> jax.Array:
-    """Returns the sum of squares alone, as float32."""
+    """Returns the sum of squares alone, also of an array that devices share."""
     return jnp.square(x.astype(working_dtype(x.dtype))).sum().astype(jnp.float32)
+
+
+def sum_of_squares_on_one_device(x: jax.Array) -> jax.Array:
+    """Returns the same, infinity if not finite, in a loop that is vectorized on CPUs.
+
+    Unlike `sum_of_squares`, it is fused with what computes `x`.
+    """
+    finite, squares = check(x)
+    return jnp.where(finite, squares, jnp.inf)
 
 
 def _by_last(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Keeps XLA on CPUs from fusing operations that are faster alone."""
+"""Keeps XLA on CPUs from fusing operations that take longer in one loop than in two."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,8 +19,8 @@ def unfused(function: Callable[..., Result], *args: Any) -> Result:
     """
 
     def alone(*args: Any) -> Result:
-        # XLA fuses nothing across the borders of a conditional. It keeps one whose
-        # predicate it cannot evaluate, if the branches differ.
+        # XLA fuses nothing across the borders of a conditional. It keeps a conditional
+        # if it can neither evaluate the predicate nor merge equal branches.
         always = lax.optimization_barrier(jnp.array(True))
 
         def never(*args: Any) -> Result:

@@ -32,6 +32,8 @@ SMALL = 2.0**-100
 
 
 class Blocks(Rounding):
+    # On CPUs, `unfused` keeps encoding and decoding vectorized, whatever an exchange
+    # does before and after them.
     block: int
     bits: int
 

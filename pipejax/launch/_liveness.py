@@ -75,6 +75,7 @@ def received() -> str:
 
 
 def _read(rank: int) -> None:
+    # Another job may begin, with other connections, while a thread is in here.
     kept, connection = _kept, _kept[rank]
     try:
         while part := connection.recv(65536):

@@ -170,10 +170,10 @@ FAMILIES = {
 }
 
 
-# The programs are compiled already. There are fifteen cases, and fifty times as many in
+# The programs are compiled already. There are thirty cases, and fifty times as many in
 # a soak.
 @pytest.mark.parametrize("cases", [QUICK, pytest.param(GRID, marks=pytest.mark.full)])
-@settings(max_examples=5 * settings.default.max_examples)
+@settings(max_examples=10 * settings.default.max_examples)
 @given(
     data=st.data(),
     families=st.lists(st.sampled_from(sorted(FAMILIES)), min_size=1, max_size=4),

@@ -14,12 +14,20 @@ from .quoted import quoted_in
 CELLS = dict(_speed.cells())
 
 
+@quoted_in("docs/benchmarks/speed.md")
 def test_convolutions_are_faster_under_ddp():
+    """Ours is on the wide MLP, relative to its compute, but for two cells."""
+    longer = []
     for title, rows in CELLS.items():
         hook, best = _speed.fastest(rows)
+        slower = rows[best]["ratio_to_compute"] >= rows[hook]["ratio_to_compute"]
+        if title.startswith("wide_mlp") and slower:
+            longer.append(title.rsplit(", ")[-1].replace("mbit", " Mbit/s"))
         if title.startswith(("cnn", "resnet18")):
             assert rows["DDP compute"]["step"] < rows["compute"]["step"]
             assert rows[hook]["step"] < rows[best]["step"]
+    assert len(longer) == 2
+    yield f"shorter in three cells, and longer at {' and '.join(longer)}"
 
 
 @quoted_in("docs/benchmarks/speed.md")

@@ -14,7 +14,8 @@ class Mean(NamedTuple):
     """The mean gradient that was applied last.
 
     Attributes:
-      gradients: The mean gradient, in a dtype of at most the size of the parameters'.
+      gradients: The mean gradient, in a dtype of at most the size of the parameters'
+        and with zeros in place of what is not finite.
         `None` if predictions with a sharded optimizer do not need it.
       loss: float32, the mean loss of the same batches.
       known: bool, whether an update has been applied at all. Until then, all are zero.
@@ -42,8 +43,8 @@ class Mean(NamedTuple):
         def one(old: jax.Array | None, g: jax.Array | None) -> jax.Array | None:
             if old is None or g is None:
                 return old
-            # An optimizer may deal with NaN itself. P times NaN would be NaN. The old
-            # value in its place would have to be read.
+            # An optimizer may deal with NaN itself. P times NaN would be NaN. Keeping
+            # the old value instead would cost one more read of the model.
             new = g.astype(old.dtype)
             return jnp.where(jnp.isfinite(new), new, 0)
 

@@ -22,36 +22,28 @@ If an update mixes elements, as the matrix products of Muon do, P does not descr
 The prediction is then `w + U(m + 0.5 (g_own - m); s)`.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.typing import DTypeLike
 
-from pipejax._internal.finite import sum_of_squares
+from pipejax._internal.finite import SumOfSquares, sum_of_squares
 from pipejax._internal.ravel import promoted
 from pipejax._internal.structures import select, with_zeros
 from pipejax._internal.types import Tree
 
 from ._expand import expanded, reads, works_elementwise
+from ._expansion import bounds_of, expansion, finite
 from ._mean import Mean
 from ._slopes import Slopes, encoded
 
 Update = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 """From gradients, optimizer state, parameters and loss to updates and new state."""
 
-Squares = Callable[[jax.Array], jax.Array]
-Bounds = tuple[Any, ...]
-"""For each gradient in flight a tree of float32 scalars, the bounds of P."""
-
 OWN_SHARE = 0.5  # of the own gradient, where an update mixes elements
-# No element may respond to its gradient this many times as strongly as its whole array
-# does to m. Adam's P grows without bound where the second moment is close to 0.
-STEEPEST = 10.0
 
 
 class Own(NamedTuple):
@@ -165,7 +157,7 @@ def predicted(
     opt_state: optax.OptState,
     mean: Mean,
     own: Sequence[Own],
-    squares: Squares = sum_of_squares,
+    squares: SumOfSquares = sum_of_squares,
 ) -> Any:
     """Returns the parameters to which the gradients in flight will lead.
 
@@ -187,13 +179,13 @@ def predicted(
             for m, each in zip(means, own, strict=True)
         ]
         change = changed(update, params, opt_state, blends, losses, taken)
-        return _moved(params, _finite(change))
+        return _moved(params, finite(change))
 
     def change_by(*gradients: optax.Updates) -> Any:
         return changed(update, params, opt_state, gradients, losses, taken)
 
     # Before the first mean, `g - m` is 0, and bounds have no effect.
-    bounds = bounds_of(change_by, [last] * len(own), squares)
+    bounds = bounds_of(change_by, last, len(own), squares)
     found = expansion(change_by, means, bounds)
     # The first-order term of each gradient in flight.
     change = found.change
@@ -232,15 +224,15 @@ def anchored(
         return changed(update, params, opt_state, gradients, losses, taken)
 
     if mean.gradients is None or kind.name == "mixing":
-        return _moved(params, _finite(change_by(*[m] * count))), None
-    steepest = bounds_of(change_by, [m] * count)
+        return _moved(params, finite(change_by(*[m] * count))), None
+    steepest = bounds_of(change_by, m, count)
     bounds = None if kind.name == "linear" else steepest
     found = expansion(change_by, [m] * count, bounds)
     codes = tuple(
-        jax.tree.map(lambda p, b: encoded(p, b, dtype), slope, most)
-        for slope, most in zip(found.slopes, steepest, strict=True)
+        jax.tree.map(lambda p, b: encoded(p, b, dtype), slope, steepest)
+        for slope in found.slopes
     )
-    slopes = Slopes(codes, steepest)
+    slopes = Slopes(codes, (steepest,) * count)
     change = found.change
     # Devices will add `P g` with the P that they decode. The rounding of P then cancels
     # where g is m.
@@ -255,81 +247,15 @@ def along(value: jax.Array, slope: jax.Array, by: jax.Array) -> jax.Array:
     return value.astype(dtype) + slope.astype(dtype) * by.astype(dtype)
 
 
-class Expansion(NamedTuple):
-    """A change of the parameters to first order in the gradients.
-
-    Attributes:
-      change: `U(m; s)`, 0 where it is not finite.
-      slopes: For each gradient in flight the tree P, within its bounds.
-    """
-
-    change: Tree
-    slopes: tuple[Any, ...]
-
-
-def expansion(
-    change_by: Callable[..., Any], means: Sequence[Any], bounds: Bounds | None
-) -> Expansion:
-    """Expands a change of the parameters, with slopes that are finite and bounded.
-
-    Where P or U is not finite, P is 0: the prediction is that by m.
-    """
-    value, slopes = expanded(change_by, means)
-    within = slopes
-    if bounds is not None:
-        within = tuple(map(functools.partial(jax.tree.map, _within), slopes, bounds))
-
-    def usable(value: jax.Array, slope: jax.Array, within: jax.Array) -> jax.Array:
-        return jnp.where(jnp.isfinite(slope) & jnp.isfinite(value), within, 0)
-
-    pairs = zip(slopes, within, strict=True)
-    found = tuple(jax.tree.map(usable, value, *pair) for pair in pairs)
-    return Expansion(_finite(value), found)
-
-
-def bounds_of(
-    change_by: Callable[..., Any],
-    means: Sequence[Any],
-    squares: Squares = sum_of_squares,
-) -> Bounds:
-    """Returns the bounds of the slopes of an array.
-
-    A bound is `STEEPEST` times the length of `U(m; s)` over that of m, or 0 if this is
-    not finite. `squares` returns the sum of squares of an array.
-    """
-    # At m, an update of Adam is m / sqrt(v), so that |U| / |m| is the root mean square
-    # of its slopes, weighted by m.
-
-    def bound(change: jax.Array, m: jax.Array) -> jax.Array:
-        found = STEEPEST * jnp.sqrt(squares(change)) / jnp.sqrt(squares(m))
-        return jnp.where(jnp.isfinite(found), found, 0)
-
-    # Behind the barrier, XLA computes U once more, beside the sum. Without it, XLA on
-    # CPUs writes half a dozen intermediate results of the model's size to memory.
-    means = lax.optimization_barrier(means)
-    change = _finite(change_by(*means))
-    return tuple(jax.tree.map(bound, change, m) for m in means)
-
-
 def like(gradients: optax.Updates, params: optax.Params) -> Any:
     """Returns gradients in the dtypes of the parameters, zeros in place of `None`."""
     gradients = with_zeros(gradients, params)
     return jax.tree.map(lambda g, w: g.astype(w.dtype), gradients, params)
 
 
-def _within(slope: jax.Array, bound: jax.Array) -> jax.Array:
-    bound = bound.astype(slope.dtype)
-    return jnp.clip(slope, -bound, bound)
-
-
 def _blended(mean: Tree, own: Tree) -> Tree:
     """Returns m, moved towards the own gradient."""
     return jax.tree.map(lambda m, g: m + OWN_SHARE * (g - m), mean, own)
-
-
-def _finite(change: Tree) -> Tree:
-    """Returns a change with zeros in place of what is not finite."""
-    return jax.tree.map(lambda u: jnp.where(jnp.isfinite(u), u, 0), change)
 
 
 def _moved(params: optax.Params, change: Tree) -> optax.Params:

@@ -30,7 +30,7 @@ from pipejax._core.prediction import (
     like,
     predicted,
 )
-from pipejax._internal.finite import check
+from pipejax._internal.finite import sum_of_squares, sum_of_squares_on_one_device
 from pipejax._internal.shards import constrained
 from pipejax._internal.structures import merged, select
 
@@ -108,17 +108,11 @@ def point(
     assert kind is not None  # because something needs the mean
     # Gradients that are not delayed are not in flight. The last mean stands for them.
     own = own_gradients(params, in_flight, like(mean.gradients, params))
-    args = kind, update_of(settings), params, opt_state, mean, own
-    found = predicted(*args) if trained.shards else predicted(*args, _squares)
+    squares = sum_of_squares if trained.shards else sum_of_squares_on_one_device
+    found = predicted(kind, update_of(settings), params, opt_state, mean, own, squares)
     flags = delays(settings.delayed, params)
     found = jax.tree.map(lambda flag, v, w: v if flag else w, flags, found, params)
     return constrained(found, trained.shards.params)
-
-
-def _squares(x: jax.Array) -> jax.Array:
-    # With both results in use, XLA's loop on CPUs is vectorized.
-    finite, squares = check(x)
-    return jnp.where(finite, squares, jnp.inf)
 
 
 def _by_own(settings: Settings, state: Common, in_flight: InFlight) -> optax.Params:

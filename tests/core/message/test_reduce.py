@@ -59,6 +59,22 @@ def test_finiteness_depends_on_gradients_and_changes():
     assert Reduced.of(Message({}), valid).finite
 
 
+@pytest.mark.parametrize("shape", [(3,), (70000,), (300, 400), (3, 3, 96, 128)])
+def test_norm_costs_no_further_read(shape):
+    """Finiteness and squares are found in one pass over an array."""
+
+    def checked(x):
+        found = Reduced.of(Message({"w": x}), jnp.array(True))
+        return found.finite, found.norm
+
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    finite, norm = jax.jit(checked)(x)
+    assert finite
+    np.testing.assert_allclose(norm, np.linalg.norm(x.astype(np.float64)), rtol=1e-5)
+    cost = jax.jit(checked).lower(x).compile().cost_analysis()
+    assert cost["bytes accessed"] <= 1.02 * x.nbytes + 500
+
+
 def test_huge_elements_are_finite_without_a_finite_norm():
     found = Reduced.of(Message({"w": jnp.full(3, 1e30)}), jnp.array(True))
     assert found.finite

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from pipejax._core.prediction import CODE, Mean, Own, anchored, kind_of, predicted
-from pipejax._internal.finite import check
+from pipejax._internal.finite import sum_of_squares_on_one_device
 
 from ...grid import grid
 
@@ -185,13 +185,13 @@ def test_slope_is_at_most_ten_times_the_slope_of_its_array():
 def test_prediction_keeps_no_intermediate_results():
     """On CPUs, XLA would write six arrays of the model's size without a barrier."""
     tx, params = optax.adamw(0.1), {"w": jnp.ones((300, 400))}
-    given = kind_of(updating(tx), params, jax.eval_shape(tx.init, params), 1)
-    squares = lambda x: jnp.where(*check(x), jnp.inf)  # noqa: E731
+    given = (
+        kind_of(updating(tx), params, jax.eval_shape(tx.init, params), 1),
+        updating(tx),
+    )
+    run = functools.partial(predicted, *given, squares=sum_of_squares_on_one_device)
     args = params, tx.init(params), Mean(params, ZERO, YES), [own(params)]
-    compiled = jax.jit(
-        lambda *args: predicted(given, updating(tx), *args, squares)
-    ).lower(*args)
-    cost = compiled.compile().cost_analysis()
+    cost = jax.jit(run).lower(*args).compile().cost_analysis()
     # Parameters, both moments, m and the own gradient are read, and the prediction is
     # written. The bounds read all but the own gradient before, and m twice.
     assert cost["bytes accessed"] < 11.5 * params["w"].nbytes
