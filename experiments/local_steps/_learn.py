@@ -14,16 +14,16 @@ import optax
 import pipejax as pj
 from experiments import learning, methods, report
 from experiments.convergence import (
-    OPTIMIZERS,
     Run,
     differences,
     diverged,
     finite,
     found,
-    make_task,
     spread,
 )
 from pipejax import codecs, collectives
+
+from ._tasks import optimizer_of, task_of
 
 GROUPS = 4
 CODECS = {"int8": codecs.int8(), "int4": codecs.int4()}
@@ -80,12 +80,7 @@ def run_all(
     cells = report.kept(out)
     for run in wanted:
         if found([*cells, *known], run) is None:
-            task = make_task(
-                run["task"],
-                text=config.text,
-                data_dir=config.data_dir,
-                steps=run["steps"],
-            )
+            task = task_of(run, text=config.text, data_dir=config.data_dir)
             cells.append({**run, **report.origin(), **trained(task, run)})
             print(run, cells[-1]["test_loss"], flush=True)
             report.save(out, seed=run["seed"], cells=cells)
@@ -98,8 +93,7 @@ def trained(task: learning.Task, run: Run) -> dict[str, Any]:
     A run ends with a drain, so that all methods are compared after the same number of
     steps.
     """
-    optimizer = OPTIMIZERS[run["optimizer"]].make(task.schedule(run["rate"]))
-    train = make_step(task.loss, optax.chain(task.clip, optimizer), run)
+    train = make_step(task.loss, optimizer_of(task, run), run)
     state: Any = train.init(task.init(run["seed"]))
     losses = []
     for batch in itertools.islice(task.batches(run["seed"]), task.steps):

@@ -4,12 +4,14 @@ Question: how much worse is training in which four groups exchange parameters on
 steps, how much of that comes from hiding the exchange, and how much from a codec?
 
 The tasks are those of `experiments.learning`, at the learning rates that are best for
-synchronous training (`experiments.convergence`). Each of four groups takes a quarter of
-the batch. All runs have the same number of steps, and end with a drain.
+synchronous training (`experiments.convergence`), and nanoGPT's configuration for CPUs
+as it is documented. Each of four groups takes a quarter of the batch. All runs have the
+same number of steps, and end with a drain.
 
 Command: python -m experiments.local_steps.accuracy --text tinyshakespeare.txt
-         With --tasks mnist --optimizers adamw for MNIST. If it is interrupted, start
-         it again: it keeps the runs that have ended.
+         With --tasks mnist --optimizers adamw for MNIST, and with --tasks nanogpt
+         --optimizers adamw --steps 2000 for nanoGPT's. If it is interrupted, start it
+         again: it keeps the runs that have ended.
 Time: about 80 seconds a run on 2 cores, and two and a half hours for all 108; about 30
 seconds a run on MNIST.
 Result: experiments/results/local_steps_accuracy.json
@@ -24,10 +26,11 @@ from collections.abc import Iterator
 import tyro
 
 from experiments import report
-from experiments.convergence import Run, tuned_rate
+from experiments.convergence import Run
 
 from . import _learn
 from ._learn import SYNCHRONOUS, Method, change, known_as, local, of_seeds, run_all
+from ._tasks import rate_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +71,7 @@ def runs(config: Config, tuning: list[Run]) -> Iterator[Run]:
         for seed, task, name, method in itertools.product(
             config.seeds, config.tasks, config.optimizers, column
         ):
-            rate = tuned_rate(task, name, 0, tuning)
+            rate = rate_of(task, name, tuning)
             known = known_as(task, name, config.steps, method)
             yield known | {"rate": rate, "seed": seed}
 

@@ -24,10 +24,11 @@ from collections.abc import Iterator
 import tyro
 
 from experiments import report
-from experiments.convergence import Run, differences, diverged, spread, tuned_rate
+from experiments.convergence import Run, differences, diverged, spread
 
 from . import _learn
 from ._learn import Method, known_as, local, of_seeds, run_all
+from ._tasks import rate_of
 
 # For each n, the numbers of steps H between exchanges at once, one of which is best.
 LENGTHS = {1: (2, 4, 8), 4: (8, 16, 32), 16: (16, 32, 64)}
@@ -77,7 +78,7 @@ def runs(config: Config, tuning: list[Run]) -> Iterator[Run]:
     for seed, task, name, exchange in itertools.product(
         config.seeds, config.tasks, config.optimizers, LENGTHS
     ):
-        rate = tuned_rate(task, name, 0, tuning)
+        rate = rate_of(task, name, tuning)
         for steps, method in contenders(exchange, config.steps):
             known = known_as(task, name, steps, method)
             yield known | {"rate": rate, "seed": seed}

@@ -4,16 +4,25 @@ import itertools
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from experiments import learning
-from experiments.local_steps import _learn, accuracy, cluster, compiled, equal_time
+from experiments.local_steps import (
+    _learn,
+    _tasks,
+    accuracy,
+    cluster,
+    compiled,
+    equal_time,
+)
 from experiments.local_steps._learn import SYNCHRONOUS, Method, known_as, local
 from experiments.local_steps._member import makers, turn
-from experiments.methods import Local, Problem
+from experiments.methods import Local, Problem, TextProblem
 from experiments.report import result
 
 from ..grid import each
+from ..helpers import assert_bits_equal
 from ..overlap.test_topology import GPU as NEEDS_GPU
 from .here import limit_devices
 
@@ -72,6 +81,22 @@ def test_run_ends_with_the_test_loss_of_the_anchor(method, tmp_path):
     found = _learn.trained(task, run)
     assert len(found["losses"]) == 25
     assert found["test_loss"] < found["losses"][0]
+
+
+def test_groups_share_the_batches_of_the_hosts_of_the_race(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 60)
+    run = {**known_as(_tasks.NANOGPT, "adamw", 5, SYNCHRONOUS), "rate": 0.001}
+    task = _tasks.task_of(run, text=text, data_dir=None)
+    problem = TextProblem(text, steps=5, seed=3)
+    shares = [next(problem.batches(host, 4))["tokens"] for host in range(4)]
+    np.testing.assert_array_equal(
+        next(task.batches(3))["tokens"], np.concatenate(shares)
+    )
+    assert_bits_equal(task.init(3), problem.start)
+    assert _tasks.rate_of(_tasks.NANOGPT, "adamw", []) == problem.learning_rate
+    with pytest.raises(ValueError, match="`optimizers` must be adamw for nanogpt"):
+        _tasks.optimizer_of(task, {**run, "optimizer": "muon"})
 
 
 def cell(method, seed, loss, steps=100):
