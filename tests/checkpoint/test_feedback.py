@@ -141,6 +141,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("before", "now", "sharded", "split"), OTHERS)
 def test_residuals_start_from_zero_on_other_devices(
     tmp_path, caplog, before, now, sharded, split

@@ -116,6 +116,7 @@ def test_checkpoint_holds_a_message_of_every_host(manager):
     assert (rows / 2, columns) == params["hidden"].shape
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("before", "now"), [((4, 2), (4,)), ((4,), (4, 2))])
 def test_run_goes_on_where_other_devices_form_hosts(manager, before, now):
     """Residuals stay where they are, and what is in flight stays in flight."""

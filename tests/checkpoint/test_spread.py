@@ -55,6 +55,7 @@ def test_renamed_axes_count_as_the_same_devices(name):
     assert not same(before, on(pj.data_mesh(2), "data", name))
 
 
+@pytest.mark.full
 def test_axes_of_a_hierarchical_all_reduce_are_told_apart():
     before = on(*hosts(2, 4), "hierarchical")
     assert same(before, on(*hosts(2, 4), "hierarchical"))

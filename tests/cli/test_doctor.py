@@ -125,6 +125,7 @@ def test_doctor_accepts_a_model_in_numbers(tmp_path, capsys):
     )
 
 
+@pytest.mark.full
 def test_doctor_on_one_device_reports_no_exchange(tmp_path, capsys, monkeypatch):
     mesh = pj.data_mesh(1)
     monkeypatch.setattr(pj, "data_mesh", lambda: mesh)

@@ -92,6 +92,7 @@ def test_both_executors_have_the_same_bits(name, width):
     assert_bits_equal(host(thread.drain(state)[0]), wanted[2])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["two_shot", pytest.param("ring stochastic", marks=pytest.mark.full)]
 )

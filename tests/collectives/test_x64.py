@@ -143,6 +143,7 @@ def test_float64_steps_conserve_gradients_and_residuals(name, width):
     np.testing.assert_allclose(history[-1], wanted, rtol=0, atol=STEPS * 64 * 2.0**-53)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "width"),
     [

@@ -368,6 +368,7 @@ def test_update_with_gradients_in_flight_is_refused():
         pj.flax.linen.update(before, state)
 
 
+@pytest.mark.full
 @grid(1, executor=["fused", "host"], devices=[1, 4, 8], overlap=[0, 3])
 def test_local_steps_train_a_train_state(executor, devices, overlap):
     """There are groups of one device, or four of two."""

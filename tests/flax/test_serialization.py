@@ -52,6 +52,7 @@ def test_state_of_bytes_trains_on_bit_for_bit(devices, width, warmup, executor):
     assert np.isfinite(info.loss)
 
 
+@pytest.mark.full
 @grid(1, executor=("fused", "host"), rounds=((4, 3), (2, 0)), steps=(1, 6))
 def test_local_state_of_bytes_trains_on_bit_for_bit(executor, rounds, steps):
     codec = pj.codecs.error_feedback(pj.codecs.int8(8))

@@ -297,7 +297,7 @@ def test_checkpoint_keeps_the_pieces(tmp_path):
             assert_bits_equal(*(jax.device_get(x.opt_state) for x in (found, state)))
 
 
-@pytest.mark.one_python
+@pytest.mark.full
 @pytest.mark.parametrize("sharded", each([False, True], full=[False]))
 def test_state_of_another_step_continues_with_init(sharded):
     """The remedy of errors: `train.init(state.params, opt_state=state.opt_state)`."""

@@ -154,6 +154,7 @@ def trained_alone(rounds="late", executor="fused", names=("data",)):
 alone_unswitched = functools.cache(trained_alone)
 
 
+@pytest.mark.full
 @grid(
     1,
     switch=list(SWITCHES),
@@ -181,7 +182,7 @@ def test_set_mesh_with_explicit_axes_changes_no_bit(executor, mesh):
         assert_bits_equal(trained(own, executor=executor), wanted)
 
 
-@pytest.mark.one_python
+@pytest.mark.full
 @pytest.mark.parametrize("sharded", each([False, True], full=[False]))
 def test_set_mesh_of_another_mesh_changes_no_bit(sharded):
     """The mesh that is set has neither the axes nor the devices of the step."""

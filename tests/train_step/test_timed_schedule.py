@@ -11,6 +11,7 @@ from ..helpers import assert_bits_equal, batches, init_params, loss_fn
 from .test_local_step import made, new
 
 
+@pytest.mark.full
 @grid(1, executor=["fused", "host"], donate=[False, True])
 def test_timed_round_is_one_of_as_many_steps(monkeypatch, executor, donate):
     def run_twice(*runs):

@@ -260,6 +260,7 @@ def test_residual_does_not_depend_on_weights_of_other_steps(codec, options):
     assert_bits_equal(other.params, state.params)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sharded", [False, True])
 def test_residual_of_sharded_models_does_not_depend_on_other_weights(sharded):
     mesh, feedback = mesh_of(4, "fsdp"), codecs.error_feedback(codecs.top_k(1))

@@ -83,6 +83,7 @@ def test_pipelined_mean_of_width_1_equals_the_train_step(name):
     check(name, 1)
 
 
+@pytest.mark.full
 @grid(1, name=["two_shot sign", "hierarchical"], width=[2, 3])
 def test_pipelined_mean_of_any_width_equals_the_train_step(width, name):
     check(name, width)

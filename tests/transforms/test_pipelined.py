@@ -112,6 +112,7 @@ def test_extra_argument_taken_by_name_reaches_the_optimizer(width):
     np.testing.assert_array_equal(found, [3, 3])
 
 
+@pytest.mark.full
 def test_extra_arguments_reach_an_optimizer_in_multi_steps():
     plateau = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
     tx = pj.pipelined(optax.MultiSteps(plateau, 2), "data", 1)

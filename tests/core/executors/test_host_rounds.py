@@ -99,6 +99,7 @@ def test_copy_of_a_step_has_the_same_bits():
     assert_bits_equal(*jax.device_get([(x.shared, x.own) for x in (found, wanted)]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("overlap", each([0, 2, 3], full=[2]))
 @pytest.mark.parametrize("names", ["data", ("host", "device")])
 @pytest.mark.filterwarnings("ignore:nothing is split")

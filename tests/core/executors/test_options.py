@@ -103,6 +103,7 @@ def test_synchronous_step_sends_its_first_gradients_early():
     assert report.covered == pytest.approx(9 / 20)
 
 
+@pytest.mark.full
 @NEEDS_GPU
 def test_other_options_replace_the_options_of_a_step():
     """Without its options, XLA hides less of what a local step hides with them."""

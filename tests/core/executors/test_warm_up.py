@@ -47,7 +47,7 @@ def made(name, **settings):
     )
 
 
-@pytest.mark.one_python
+@pytest.mark.full
 @grid(1, name=["copies", "fsdp"], executor=["fused", "host"], donate=[False, True])
 def test_warm_up_has_the_results_of_synchronous_steps(name, executor, donate):
     data = batches(9)

@@ -123,6 +123,7 @@ def test_both_executors_have_the_same_bits(name, coded, rounds):
     assert_bits_equal(*ends)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     ["fsdp", *(pytest.param(name, marks=FULL) for name in SPLITS if name != "fsdp")],

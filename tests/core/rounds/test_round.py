@@ -199,6 +199,7 @@ def test_chunk_with_nan_moves_no_group(executor):
     assert all(np.isfinite(x[1]).all() for x in jax.tree.leaves(own))
 
 
+@pytest.mark.full
 def test_codec_with_feedback_reaches_the_same_loss():
     codec = pj.codecs.error_feedback(pj.codecs.int8())
     ends = {}

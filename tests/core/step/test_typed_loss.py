@@ -143,6 +143,7 @@ def test_explicit_axes_change_roundings_only(name):
     assert_close(trained("explicit", **options), trained("auto", **options))
 
 
+@pytest.mark.full
 @grid(0, sharded=[True, False], kind=["mixed", "explicit inside", "explicit groups"])
 def test_mixed_axes_change_roundings_only(kind, sharded):
     wanted = trained("auto", shard_optimizer=sharded)

@@ -147,6 +147,7 @@ def groups():
     return mesh, placed
 
 
+@pytest.mark.full
 def test_devices_of_groups_gather_the_same_bits():
     mesh, placed = groups()
     found = {}
@@ -243,6 +244,7 @@ def test_codec_has_no_effect_on_one_device():
     assert_bits_equal(*jax.device_get([exact.trainable, found.trainable]))
 
 
+@pytest.mark.full
 def test_parameters_in_a_compute_dtype_differ_by_less_than_its_rounding():
     options = {"shard_optimizer": True, "width": 2, "compute_dtype": jnp.bfloat16}
     state, _ = run(optax.adamw(1e-2), gather_codec=codecs.int8(16), **options)

@@ -71,7 +71,7 @@ def test_exact_predictions_are_close_to_unsharded(name, width, devices, executor
     np.testing.assert_allclose(others, losses, rtol=1e-5)
 
 
-@ONE_PYTHON
+@pytest.mark.full
 @pytest.mark.parametrize("name", [pytest.param("adamw", marks=FULL), "clip+momentum"])
 def test_predictions_with_slopes_of_8_bits_are_close(name):
     (wanted, losses), (found, others) = both(OPTIMIZERS[name], steps=20, warmup_steps=1)
