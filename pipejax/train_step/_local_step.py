@@ -12,6 +12,7 @@ from pipejax._core.rounds import Arrival, LocalState, RoundInfo, RoundPassengers
 from pipejax._core.step import common_of
 from pipejax._internal.mesh import AxisName, without_mesh
 from pipejax._internal.round_schedule import RoundSchedule
+from pipejax._internal.structures import form_of
 from pipejax._internal.types import Tree
 from pipejax.collectives import Transfer
 
@@ -147,7 +148,7 @@ class LocalTrainStep:
             over the groups, if the state is of a local step with other rounds or
             groups, or if the call is inside `jax.jit` or another transformation.
         """
-        self.rounds.check(state)
+        self._check(state)
         inputs = step_inputs(self._config, self._checked, state, batch, shared)
         self._lead.wait()
         state, info = self.rounds.step(state, inputs)
@@ -191,7 +192,7 @@ class LocalTrainStep:
           parameters of the anchor, and the report of the steps since the last one, if
           there are any.
         """
-        self.rounds.check(state)
+        self._check(state)
         return self.rounds.drain(state)
 
     @without_mesh()
@@ -219,7 +220,7 @@ class LocalTrainStep:
         Raises:
           ValueError: As in `step`.
         """
-        self.rounds.check(state)
+        self._check(state)
         inputs = inputs_on_mesh(self._config, batch, shared)
         return self.rounds.lower(state, inputs, own_options=own_options)
 
@@ -251,7 +252,7 @@ class LocalTrainStep:
         Raises:
           ValueError: As in `step`, or if there is no such chunk.
         """
-        self.rounds.check(state)
+        self._check(state)
         inputs = inputs_on_mesh(self._config, batch, shared)
         return transfers_of_round(self.rounds.config, state, inputs, chunk)
 
@@ -278,6 +279,14 @@ class LocalTrainStep:
     @property
     def _config(self) -> StepConfig:
         return self.rounds.config.inner
+
+    def _check(self, state: LocalState) -> None:
+        self.rounds.check(state)
+        trained, shared = state.local.trainable, state.shared
+        form = form_of((trained.params, trained.opt_state, shared.anchor, shared.outer))
+        if form not in self._checked.forms:
+            self.rounds.check_optimizers(state)
+            self._checked.forms.add(form)
 
 
 def _sent(plan: Plan) -> RoundPassengers:

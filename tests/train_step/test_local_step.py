@@ -128,6 +128,19 @@ def test_state_of_another_optimizer_is_refused():
     other = optax.sgd(0.1, momentum=0.9).init(init_params())
     with pytest.raises(ValueError, match="`opt_state` must be a state of this"):
         train.init(init_params(), opt_state=other)
+    momentum = optax.sgd(0.7, momentum=0.9)
+    for settings, name in (
+        ({"tx": momentum}, r"state.local.trainable.opt_state.* `tx`"),
+        ({"outer_tx": momentum}, r"state.shared.outer\[0\].* `outer_tx`"),
+    ):
+        another, state = made(loss_fn, **settings), train.init(init_params())
+        rule = f"`{name} for these parameters: .*; got nothing in its place. Drain it"
+        for call in (
+            lambda another=another, state=state: another.step(state, batches(1)[0]),
+            lambda another=another, state=state: another.drain(state),
+        ):
+            with pytest.raises(ValueError, match=rule):
+                call()
 
 
 @pytest.mark.parametrize(
@@ -330,6 +343,54 @@ def test_frozen_parameters_keep_their_bits(codec, executor, overlap, how):
     own = np.asarray(state.local.trainable.params["hidden"])
     assert_bits_equal(own, np.stack([init_params()["hidden"]] * 4))
     assert not np.array_equal(state.params["out"], init_params()["out"])
+
+
+MASK = np.where(np.arange(7) < 5, 0, -np.inf).astype(np.float32)
+
+
+def masked_loss(params, batch):
+    mask = jax.lax.stop_gradient(params.get("mask", MASK))
+    return loss_fn(params | {"bias": params["bias"] * jnp.exp(mask)}, batch)
+
+
+@grid(1, overlap=[2, 0], executor=["fused", "host"], freezes=[True, False])
+def test_infinite_parameters_are_no_change(overlap, executor, freezes):
+    """Minus infinity minus itself is NaN."""
+
+    def trained(tx, params):
+        settings = {"overlap_steps": overlap, "executor": executor}
+        train = made(masked_loss, tx, sync_every=2, **settings)
+        state = train.init(params)
+        for batch in batches(5):
+            state, _ = train.step(state, batch)
+        state, _ = train.drain(state)
+        assert state.shared.refused == 0
+        return dict(state.params)
+
+    tx, params = optax.sgd(0.1), init_params()
+    wanted = trained(tx, params)
+    if freezes:
+        labels = dict.fromkeys(params, "train") | {"mask": "freeze"}
+        kinds = {"train": tx, "freeze": optax.set_to_zero()}
+        tx = optax.partition(kinds, labels)
+    found = trained(tx, params | {"mask": MASK})
+    assert_bits_equal(found.pop("mask"), MASK)
+    assert_bits_equal(found, wanted)
+
+
+@pytest.mark.parametrize("overlap", [2, pytest.param(1, marks=pytest.mark.full)])
+def test_outer_update_of_nothing_but_zeros_stays_in_its_chunk(overlap):
+    """Without an epsilon, Adam divides 0 by 0 in the zeros that fill a chunk."""
+    outer = optax.adam(0.01, eps=0.0)
+    settings = {"sync_every": 2, "overlap_steps": overlap}
+    train = new(loss_fn, optax.sgd(0.1), outer_tx=outer, **settings)
+    state = train.init(init_params())
+    for batch in batches(9):
+        state, _ = train.step(state, batch)
+    state, _ = train.drain(state)
+    assert state.shared.refused == 0
+    for name, first in init_params().items():
+        assert np.abs(state.params[name] - first).min() > 0
 
 
 def test_parameter_moved_without_a_gradient_is_exchanged():

@@ -81,15 +81,19 @@ def check_opt_state(
     opt_state: optax.OptState,
     name: str,
     remedy: str,
+    argument: str = "tx",
 ) -> None:
-    """Raises a `ValueError` unless `opt_state` has the form of `tx.init(params)`."""
+    """Raises a `ValueError` unless `opt_state` has the form of `tx.init(params)`.
+
+    `argument` is the name by which the train step was given the optimizer.
+    """
     found = opt_state_difference(tx, params, opt_state, name)
     if found is None:
         return
     leaf, rule, value = found
     raise ValueError(
-        f"`{name}` must be a state of this train step's `tx` for these parameters:"
-        f" `{leaf}` {rule}; got {value} in its place. {remedy}"
+        f"`{name}` must be a state of this train step's `{argument}` for these"
+        f" parameters: `{leaf}` {rule}; got {value} in its place. {remedy}"
     )
 
 

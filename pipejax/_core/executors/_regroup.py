@@ -28,6 +28,7 @@ from pipejax._core.rounds import (
     agreed_on,
     arrived,
     at_agreed,
+    change,
     changes_of,
     difference,
     mean_of_groups,
@@ -96,9 +97,8 @@ def _drained(
         (local.trainable.params, local.trainable.opt_state)
     )
     params = form.whole(shared.anchor)
-    change = jax.tree.map(jnp.subtract, params, before)
     points = points_of(config.inner.step.settings.tx, form, opt_state)
-    opt_state = merged(moved(points, params, change), opt_state)
+    opt_state = merged(moved(points, params, change(before, params)), opt_state)
     rng, step, own_state = _row((local.rng, local.step, local.model_state), 0)
     model_state = at_agreed(form, own_state, shared.model_state)
     trainable = local.trainable._replace(params=params, opt_state=opt_state)
@@ -125,7 +125,8 @@ def _exchanged(
         due = ChunkState(anchor, outer, ())
         # The correction of a group is not needed: all begin anew at the anchor.
         args = due, message.gradients, reduced, groups, reduced.finite
-        due, _ = arrived(config.outer_tx, *args)
+        trained = config.trained(params[0], form, number)
+        due, _ = arrived(config.outer_tx, *args, trained)
         anchors.append(due.anchor)
         outers.append(due.outer)
         refused = refused_after(refused, reduced)

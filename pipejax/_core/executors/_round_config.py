@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 
 from pipejax._core.message import Exchange, Message, Passengers, Reduced, averaging
 from pipejax._core.rounds import (
@@ -153,7 +154,7 @@ class RoundConfig:
             reduced,
             groups,
             keep,
-            self.trained(before, reads),
+            self.trained(before, reads.form, reads.number),
         )
         params = reads.form.added(before, correction, reads.number)
         if jax.tree.leaves(points):
@@ -169,14 +170,18 @@ class RoundConfig:
         model = stacked(GroupModel(params, own, points))
         return Outcome(model, due, refused, agreed, arrival)
 
-    def trained(self, params: optax.Params, reads: RoundReads) -> Chunk | None:
-        """Returns which elements of a chunk are trained, or `None` if all are."""
+    def trained(
+        self, params: optax.Params, form: Form, number: ArrayLike
+    ) -> Chunk | None:
+        """Returns which elements of a chunk are trained, or `None` if all are.
+
+        Those that fill a chunk, and are of no parameter, are not.
+        """
         trained = moves(self.inner.step.settings.tx, params)
-        if all(jax.tree.leaves(trained)):
+        if all(jax.tree.leaves(trained)) and not form.is_filled(params):
             return None
         flags = jax.tree.map(jnp.full_like, params, trained)
-        assert reads.number is not None
-        return jax.tree.map(lambda x: x != 0, reads.form.sliced(flags, reads.number))
+        return jax.tree.map(lambda x: x != 0, form.sliced(flags, number))
 
     def model_of(self, local: Common, form: Form) -> GroupModel:
         """Returns the part of what a group trains that a round moves."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from pipejax._core.checks import check_opt_state
 from pipejax._core.rounds import (
     Arrival,
     ChunkState,
@@ -20,6 +21,7 @@ from pipejax._core.rounds import (
     RoundPassengers,
     Shared,
     at_agreed,
+    change,
     moved,
 )
 from pipejax._core.step import Common, Inputs, check_not_donated
@@ -38,6 +40,10 @@ from ._steps_to_hide import PARTS, Timed, agreed, medians, schedule_to_hide
 from ._warm_up import WarmUp
 
 Item = TypeVar("Item")
+_GO_ON = (
+    "Drain it with the local step that made it, and go on from"
+    " `train.init(state.params)` of this one."
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,9 +183,22 @@ class Rounds:
             if found != wanted:
                 raise ValueError(
                     f"`state` must be one of {wanted} {name}; got one of {found}."
-                    " Drain it with the local step that made it, and go on from"
-                    " `train.init(state.params)` of this one."
+                    f" {_GO_ON}"
                 )
+
+    def check_optimizers(self, state: LocalState) -> None:
+        """Raises a `ValueError` unless the optimizers' states are of this step."""
+        tx, outer_tx = self.config.inner.step.settings.tx, self.config.outer_tx
+        trained, shared = state.local.trainable, state.shared
+        own = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
+            (trained.params, trained.opt_state),
+        )
+        check_opt_state(tx, *own, "state.local.trainable.opt_state", _GO_ON)
+        chunks = zip(shared.anchor, shared.outer, strict=True)
+        for number, chunk in enumerate(chunks):
+            name = f"state.shared.outer[{number}]"
+            check_opt_state(outer_tx, *chunk, name, _GO_ON, "outer_tx")
 
     def _trained(
         self, state: LocalState, kind: StepKind, number: int | None, inputs: Inputs
@@ -229,8 +248,7 @@ class Rounds:
             state, params = at_agreed(form, model.model_state, agreed), model.params
             after = form.whole(anchor)
             # The two differ by rounding, and in chunks that were refused.
-            change = jax.tree.map(jnp.subtract, after, params)
-            points = moved(model.points, params, change)
+            points = moved(model.points, params, change(params, after))
             return stacked(GroupModel(after, state, points))
 
         return jax.jit(config.on_mesh(local, (P(), own), own))

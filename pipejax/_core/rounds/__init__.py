@@ -1,5 +1,6 @@
 """Rounds of local steps: what a group does alone, and what groups exchange."""
 
+from ._change import change as change
 from ._flat import Chunk as Chunk
 from ._form import Form as Form
 from ._info import Arrival as Arrival

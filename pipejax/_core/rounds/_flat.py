@@ -57,6 +57,20 @@ def sliced(tree: Tree, number: ArrayLike, count: int, specs: Sequence[P] = ()) -
     return _on_shards(own, args, _split(specs), specs)(leaves, jnp.int32(number))
 
 
+def is_filled(tree: Tree, count: int, specs: Sequence[P] = ()) -> bool:
+    """Returns whether zeros fill the last of `count` chunks.
+
+    Examples:
+      >>> [is_filled({"a": jnp.arange(3.0), "b": jnp.ones(3)}, n) for n in (1, 2, 3)]
+      [False, True, False]
+    """
+    return any(
+        length * count * part.devices != math.prod(form.shape)
+        for part in _parts(jax.tree.leaves(tree), count, specs)
+        for length, form in zip(part.lengths, part.forms, strict=True)
+    )
+
+
 def added(
     tree: Tree,
     chunk: Chunk,

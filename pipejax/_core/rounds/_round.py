@@ -41,6 +41,7 @@ from pipejax._internal.structures import paths
 from pipejax._internal.types import CodecStates, ModelState
 from pipejax.collectives import AllReduce
 
+from ._change import change
 from ._flat import Chunk
 from ._form import Form
 from ._state import RoundPassengers
@@ -89,7 +90,7 @@ def difference(
     form: Form, anchor: Chunk, params: optax.Params, number: ArrayLike
 ) -> Chunk:
     """Returns the anchor minus the parameters of a group, in one chunk."""
-    return jax.tree.map(jnp.subtract, anchor, form.sliced(params, number))
+    return change(form.sliced(params, number), anchor)
 
 
 def arrived(
@@ -104,8 +105,8 @@ def arrived(
     """Applies the mean of a chunk to the anchor.
 
     A chunk that is not finite is left out by all groups alike: it moves nothing, and
-    its difference stays for the next round. Parameters that are not trained stay as
-    they are, also if a codec decodes their zeros to other numbers.
+    its difference stays for the next round. Elements that are not trained stay as they
+    are, also if a codec decodes their zeros to other numbers.
 
     Args:
       outer_tx: The outer optimizer.
@@ -133,9 +134,9 @@ def arrived(
         before,
         moves,
     )
-    correction = jax.tree.map(
-        lambda a, b, d: jnp.where(keep, a - (b - d), 0), after, before, sent
-    )
+    # The parameters of the group, as the other groups know them.
+    own = jax.tree.map(jnp.subtract, before, sent)
+    correction = jax.tree.map(lambda x: jnp.where(keep, x, 0), change(own, after))
     outer = jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, state.outer)
     due = state._replace(anchor=after, outer=outer)
     # Otherwise, XLA computes the correction again for each array that it moves, and

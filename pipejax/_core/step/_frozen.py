@@ -86,9 +86,10 @@ def _reads(
         named = jax.tree.unflatten(structure, numbers)
         path, _ = jax.tree_util.tree_leaves_with_path(named)[still[0]]
         _log.warning(
-            "the gradients of %d parameters, the first of params%s, are sent although"
-            " their own updates do not need them: another part of `tx` does. Put that"
-            " part inside the partition, as in optax.partition({'train':"
+            "the gradients of %d parameters, the first of params%s, are computed, and"
+            " sent in a pipeline, although their own updates do not need them: another"
+            " part of `tx` does. Put that part inside the partition, as in"
+            " optax.partition({'train':"
             " optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4)),"
             " 'freeze': optax.set_to_zero()}, labels)",
             len(still),

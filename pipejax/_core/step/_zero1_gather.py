@@ -91,14 +91,16 @@ def difference(new: jax.Array, gathered: jax.Array) -> jax.Array:
     every difference, and hide smaller ones from the codec.
     """
     wide = promoted(gathered.dtype, jnp.float32)
-    return new.astype(wide) - _finite_or_zero(gathered).astype(wide)
+    by = new.astype(wide) - _finite_or_zero(gathered).astype(wide)
+    return jnp.where(new == gathered, 0, by)  # also where both are infinite
 
 
 def moved(gathered: jax.Array, by: jax.Array) -> jax.Array:
     """Returns a gathered array after a difference that was decoded."""
     wide = promoted(gathered.dtype, by.dtype)
     after = _finite_or_zero(gathered).astype(wide) + by.astype(wide)
-    return after.astype(gathered.dtype)
+    stays = jnp.isinf(gathered) & (by == 0)
+    return jnp.where(stays, gathered, after.astype(gathered.dtype))
 
 
 def _finite_or_zero(x: jax.Array) -> jax.Array:

@@ -51,6 +51,26 @@ def test_fewer_groups_begin_at_the_mean(steps):
     fewer.step(found, batches(1)[0])
 
 
+def test_frozen_parameters_are_not_moved_by_the_outer_optimizer():
+    labels = dict.fromkeys(params(), "train") | {"bias": "freeze"}
+    kinds = {"train": optax.sgd(0.1), "freeze": optax.set_to_zero()}
+    settings = {"tx": optax.partition(kinds, labels), "sync_every": 3}
+    settings["outer_tx"] = optax.adamw(0.1, weight_decay=0.5)
+    train, fewer = (local_step(pj.data_mesh(n), **settings) for n in (4, 2))
+    first = params() | {"bias": np.ones_like(params()["bias"])}
+    state = train.init(first)
+    for batch in batches(2):
+        state, _ = train.step(state, batch)
+    form = fewer.init(first).shared.form
+    held = state._replace(
+        shared=everywhere(state.shared._replace(form=form), fewer.mesh),
+        own=everywhere(state.own, fewer.mesh),
+    )
+    found, _ = regrouped(fewer.rounds.config, fewer.mesh, held, before=4)
+    np.testing.assert_array_equal(found.params["bias"], first["bias"])
+    assert np.abs(found.params["up"] - first["up"]).min() > 0
+
+
 def test_points_of_the_inner_optimizer_begin_as_far_from_the_anchor():
     """The outer optimizer moves the anchor by half of the mean difference."""
     settings = {"tx": optax.contrib.schedule_free_sgd(0.1), "sync_every": 3}

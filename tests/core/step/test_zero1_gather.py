@@ -229,6 +229,30 @@ def test_gathered_parameters_recover_from_an_overflow():
     np.testing.assert_allclose(gathered, found, rtol=2e-3, atol=1e-6)
 
 
+def test_infinite_parameters_are_gathered_with_the_others():
+    """Minus infinity has no difference that a codec could send."""
+    mask = np.where(np.arange(16) < 9, 0, -np.inf).astype(np.float32)
+
+    def loss(params, batch):
+        shares = jnp.exp(jax.lax.stop_gradient(params["mask"]))
+        return loss_fn(params | {"bias": params["bias"] * shares}, batch)
+
+    train = pj.make_train_step(
+        loss,
+        optax.sgd(0.1),
+        mesh=pj.data_mesh(4),
+        shard_optimizer=True,
+        gather_codec=codecs.int8(16),
+    )
+    state = train.init(params() | {"mask": mask})
+    for batch in batches(4):
+        state, _ = train.step(state, batch)
+    assert int(state.skipped) == 0
+    assert_bits_equal(np.asarray(state.gathered["mask"]), mask)
+    for name, whole in state.gathered.items():
+        np.testing.assert_allclose(whole, state.params[name], atol=0.02)
+
+
 def test_drain_at_width_1_gathers_all_bits_of_parameters():
     for executor in ("fused", "host"):
         options = {"width": 1, "shard_optimizer": True, "executor": executor}
