@@ -139,10 +139,10 @@ def make_train_step(
         summed. `None` keeps their own dtypes. Loss, metrics and weight travel as
         float32. float16 is refused if `loss_fn` returns a weight.
       axis_name: Mesh axis of the data, or a tuple of axes: `("host", "device")`.
-        Gradients are averaged over these axes. With two axes and several hosts, the
-        devices of a host average their gradients as soon as they have computed them,
-        and predict by this mean in place of their own gradients; CPUs of several
-        processes do not.
+        Gradients are averaged over these axes. With two axes and several hosts, devices
+        that predict average their gradients with those of their host as soon as they
+        have computed them, and predict by this mean in place of their own gradients;
+        CPUs of several processes do not.
       donate: Whether a step or a drain may overwrite the state that it is given. That
         state must not be used again. The fused executor overwrites all of the state
         except messages that stay in flight, which the next state shares. The host

@@ -53,6 +53,7 @@ from pipejax._internal.structures import form_of, identical
 from pipejax._internal.types import Tree
 from pipejax.collectives import Transfer
 
+from ._edited import Returned
 from ._feed import (
     data_sharding,
     global_batch,
@@ -92,6 +93,7 @@ class TrainStep:
     boundaries: tuple[int, ...] = ()
     _checked: Checked = dataclasses.field(default_factory=Checked)
     _lead: Lead = dataclasses.field(default_factory=Lead)
+    _returned: Returned = dataclasses.field(default_factory=Returned)
 
     @without_mesh()
     def init(
@@ -144,7 +146,7 @@ class TrainStep:
         }
         state = initial(self.phases, arguments, plan, settings)
         check_model_state(self.config, state, inputs)
-        return self._begun(state)
+        return self._returned.remember(self._begun(state))
 
     @without_mesh()
     def abstract_state(
@@ -248,7 +250,7 @@ class TrainStep:
             past = state.in_flight
             queue = queue._replace(filled=past.filled, codec_states=past.codec_states)
             state = state._replace(in_flight=queue)
-        return state, info
+        return self._returned.remember(state), info
 
     @without_mesh()
     def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:
@@ -341,9 +343,10 @@ class TrainStep:
         if self.phases[phase].width != self.width:  # a warm-up has no queue
             phase = -1
         try:
-            return self._executor_of(phase).drain(state)
+            state, infos = self._executor_of(phase).drain(state)
         except OwnCollectiveError as error:
-            return self._one_program(phase, error).drain(state)
+            state, infos = self._one_program(phase, error).drain(state)
+        return self._returned.remember(state), infos
 
     @without_mesh()
     def lower(
@@ -522,6 +525,7 @@ class TrainStep:
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))
         inner = inner_axes(self.mesh, self.axis_name)
         check_kind(state, inner, sharded=self.config.step.shards_optimizer)
+        self._returned.check(state)
         config = self.config
         check_in_flight(state.in_flight, self.width, config.devices, config.messages)
         form = form_of((state.params, state.opt_state))

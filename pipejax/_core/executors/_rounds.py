@@ -190,15 +190,15 @@ class Rounds:
         """Raises a `ValueError` unless the optimizers' states are of this step."""
         tx, outer_tx = self.config.inner.step.settings.tx, self.config.outer_tx
         trained, shared = state.local.trainable, state.shared
-        own = jax.tree.map(
+        params, own = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
             (trained.params, trained.opt_state),
         )
-        check_opt_state(tx, *own, "state.local.trainable.opt_state", _GO_ON)
+        check_opt_state(tx, params, own, "state.local.trainable.opt_state", _GO_ON)
         chunks = zip(shared.anchor, shared.outer, strict=True)
-        for number, chunk in enumerate(chunks):
+        for number, (anchor, outer) in enumerate(chunks):
             name = f"state.shared.outer[{number}]"
-            check_opt_state(outer_tx, *chunk, name, _GO_ON, "outer_tx")
+            check_opt_state(outer_tx, anchor, outer, name, _GO_ON, "outer_tx")
 
     def _trained(
         self, state: LocalState, kind: StepKind, number: int | None, inputs: Inputs

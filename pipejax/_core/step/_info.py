@@ -32,7 +32,7 @@ class StepInfo(NamedTuple):
       applied: bool, whether this step applied an update.
       skipped: int32, the number of updates skipped so far, as a whole or in part,
         because a reduced gradient or change of model state was not finite. A batch with
-        NaN counts twice if a part of its gradient is exchanged at once.
+        NaN counts up to twice if a part of its gradient is exchanged at once.
       grad_norm: float32, the Euclidean norm of the mean gradient of that batch, of all
         arrays together and before `tx`. If a part is exchanged at once, it is the norm
         of the sum that `tx` is given. NaN or 0 as for `loss` if nothing has arrived. It
