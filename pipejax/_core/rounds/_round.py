@@ -134,7 +134,7 @@ def arrived(
         before,
         moves,
     )
-    # The parameters of the group, as the other groups know them.
+    # The parameters of the group from which this chunk was sent.
     own = jax.tree.map(jnp.subtract, before, sent)
     correction = jax.tree.map(lambda x: jnp.where(keep, x, 0), change(own, after))
     outer = jax.tree.map(lambda a, b: jnp.where(keep, a, b), outer, state.outer)
