@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pipejax._core.executors import Rounds, StepKind, make_exchange, parted
+from pipejax._core.executors import (
+    Rounds,
+    StepKind,
+    check_rounds,
+    make_exchange,
+    parted,
+)
 from pipejax._core.message import Message, parted_states, valid_at_once, valid_in_step
 from pipejax._core.rounds import Position
 from pipejax._core.step import parted as delayed_and_not
@@ -99,7 +105,7 @@ def parts_of_rounds(train: LocalTrainStep, state: LocalState, steps: int) -> Tim
 
     If nothing hides the exchange, the whole step is the last one of a round.
     """
-    train.rounds.check(state)
+    check_rounds(train.rounds.config, state)
     form = state.shared.form
     overlap = train.rounds.config.schedule_of(form).overlap_steps
     whole = _scheduled(train, RoundSchedule(form.chunks, overlap))

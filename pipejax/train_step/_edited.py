@@ -2,7 +2,7 @@
 
 With a sharded optimizer, devices compute with `state.gathered`, and not with the pieces
 in `state.params`. With `delayed`, delayed parameters have counters of their own in
-`state.delayed_counters`. Whoever replaces one of two would be ignored in part.
+`state.delayed_counters`. A step would ignore a change of one of the two in part.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ class Pair(NamedTuple):
     """Two parts of a state that change together.
 
     Attributes:
-      name: The name of the first, which a user may want to replace.
-      part: Its arrays.
-      copy: Those of the second.
-      reason: Why the first alone must not be replaced, and what to do instead.
+      name: The name of the part that a user may want to replace.
+      part: The arrays of this part.
+      copy: The arrays that must be replaced with it.
+      reason: Why this part must not be replaced alone, and what to do instead.
     """
 
     name: str
@@ -33,18 +33,21 @@ class Pair(NamedTuple):
 
 
 @dataclasses.dataclass
-class Returned:
-    """The pairs of the state that a train step returned last, by weak references."""
+class LastPairs:
+    """The pairs of the state that a train step returned last.
+
+    References are weak, so that no array is kept alive.
+    """
 
     _pairs: list[tuple[list[Any], list[Any]]] = dataclasses.field(default_factory=list)
 
     def remember(self, state: PipelineState) -> PipelineState:
-        """Takes note of a state, and returns it."""
+        """Returns the state, whose pairs replace those known before."""
         self._pairs = [(_weak(x.part), _weak(x.copy)) for x in _pairs_of(state)]
         return state
 
     def check(self, state: PipelineState) -> None:
-        """Raises a `ValueError` if one of two parts was replaced since then."""
+        """Raises a `ValueError` if a known copy is beside another part than before."""
         for pair, (part, copy) in zip(_pairs_of(state), self._pairs, strict=False):
             if _same(copy, pair.copy) and not _same(part, pair.part):
                 raise ValueError(

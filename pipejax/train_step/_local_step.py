@@ -7,7 +7,15 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from pipejax._core.executors import FusedRounds, HostRounds, Rounds, StepConfig, join
+from pipejax._core.executors import (
+    FusedRounds,
+    HostRounds,
+    Rounds,
+    StepConfig,
+    check_round_optimizers,
+    check_rounds,
+    join,
+)
 from pipejax._core.rounds import Arrival, LocalState, RoundInfo, RoundPassengers
 from pipejax._core.step import common_of
 from pipejax._internal.mesh import AxisName, without_mesh
@@ -281,11 +289,11 @@ class LocalTrainStep:
         return self.rounds.config.inner
 
     def _check(self, state: LocalState) -> None:
-        self.rounds.check(state)
+        check_rounds(self.rounds.config, state)
         trained, shared = state.local.trainable, state.shared
         form = form_of((trained.params, trained.opt_state, shared.anchor, shared.outer))
         if form not in self._checked.forms:
-            self.rounds.check_optimizers(state)
+            check_round_optimizers(self.rounds.config, state)
             self._checked.forms.add(form)
 
 

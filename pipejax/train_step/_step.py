@@ -53,7 +53,7 @@ from pipejax._internal.structures import form_of, identical
 from pipejax._internal.types import Tree
 from pipejax.collectives import Transfer
 
-from ._edited import Returned
+from ._edited import LastPairs
 from ._feed import (
     data_sharding,
     global_batch,
@@ -93,7 +93,7 @@ class TrainStep:
     boundaries: tuple[int, ...] = ()
     _checked: Checked = dataclasses.field(default_factory=Checked)
     _lead: Lead = dataclasses.field(default_factory=Lead)
-    _returned: Returned = dataclasses.field(default_factory=Returned)
+    _last_pairs: LastPairs = dataclasses.field(default_factory=LastPairs)
 
     @without_mesh()
     def init(
@@ -146,7 +146,7 @@ class TrainStep:
         }
         state = initial(self.phases, arguments, plan, settings)
         check_model_state(self.config, state, inputs)
-        return self._returned.remember(self._begun(state))
+        return self._last_pairs.remember(self._begun(state))
 
     @without_mesh()
     def abstract_state(
@@ -223,8 +223,9 @@ class TrainStep:
         Raises:
           ValueError: If the batch does not divide, or differs between processes of a
             group that does not split it, if an array of `shared` is split over the data
-            or differs between processes, if the state has another width or mesh, or if
-            the loss function breaks its contract.
+            or differs between processes, if the state has another width or mesh, if
+            `params` of a sharded optimizer were replaced by hand, or if the loss
+            function breaks its contract.
         """
         self._check(state)
         inputs = step_inputs(self.config, self._checked, state, batch, shared)
@@ -250,7 +251,7 @@ class TrainStep:
             past = state.in_flight
             queue = queue._replace(filled=past.filled, codec_states=past.codec_states)
             state = state._replace(in_flight=queue)
-        return self._returned.remember(state), info
+        return self._last_pairs.remember(state), info
 
     @without_mesh()
     def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:
@@ -346,7 +347,7 @@ class TrainStep:
             state, infos = self._executor_of(phase).drain(state)
         except OwnCollectiveError as error:
             state, infos = self._one_program(phase, error).drain(state)
-        return self._returned.remember(state), infos
+        return self._last_pairs.remember(state), infos
 
     @without_mesh()
     def lower(
@@ -525,7 +526,7 @@ class TrainStep:
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))
         inner = inner_axes(self.mesh, self.axis_name)
         check_kind(state, inner, sharded=self.config.step.shards_optimizer)
-        self._returned.check(state)
+        self._last_pairs.check(state)
         config = self.config
         check_in_flight(state.in_flight, self.width, config.devices, config.messages)
         form = form_of((state.params, state.opt_state))

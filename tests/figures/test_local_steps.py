@@ -13,12 +13,13 @@ def test_costs_of_rounds_are_quoted():
     muon = column("local_steps.accuracy", "at once", "shakespeare, muon")
     for one, other in zip(adamw, muon, strict=True):
         assert 0.4 < other / one < 0.65
-    yield "half of it under Muon"
+    yield "Under Muon, which was measured on the first, they cost half as much"
     nanogpt = column("local_steps.accuracy", "V = H", "nanogpt, adamw")
     four, sixteen, most = zip(adamw, nanogpt, strict=True)
-    yield "{:.2f} and {:.2f} nats with rounds of 4".format(*four)
+    yield "rounds of 4 cost {:.2f} and {:.2f} nats".format(*four)
     (both,) = {f"{cost:.2f}" for cost in sixteen}
-    yield f"{both} with 16, and {{:.2f}} and {{:.2f}} with 64".format(*most)
+    yield f"rounds of 16 cost {both} on both"
+    yield "rounds of 64 cost {:.2f} and {:.2f}".format(*most)
 
 
 @quoted_in("docs/benchmarks/accuracy_sharded.md")

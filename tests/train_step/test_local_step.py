@@ -128,44 +128,6 @@ def test_state_of_another_optimizer_is_refused():
     other = optax.sgd(0.1, momentum=0.9).init(init_params())
     with pytest.raises(ValueError, match="`opt_state` must be a state of this"):
         train.init(init_params(), opt_state=other)
-    momentum = optax.sgd(0.7, momentum=0.9)
-    for settings, name in (
-        ({"tx": momentum}, r"state.local.trainable.opt_state.* `tx`"),
-        ({"outer_tx": momentum}, r"state.shared.outer\[0\].* `outer_tx`"),
-    ):
-        another, state = made(loss_fn, **settings), train.init(init_params())
-        rule = f"`{name} for these parameters: .*; got nothing in its place. Drain it"
-        for call in (
-            lambda another=another, state=state: another.step(state, batches(1)[0]),
-            lambda another=another, state=state: another.drain(state),
-        ):
-            with pytest.raises(ValueError, match=rule):
-                call()
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (
-            {"overlap_steps": 2},
-            "one of 2 chunks, as `overlap_steps` says; got one of 1",
-        ),
-        ({"mesh": pj.data_mesh(2)}, "one of 2 groups; got one of 4"),
-    ],
-)
-def test_state_of_other_rounds_is_refused(other, message):
-    settings = {"sync_every": 3, "overlap_steps": 1}
-    train = made(loss_fn, **settings)
-    state = train.init(init_params())
-    for batch in batches(2):
-        state, _ = train.step(state, batch)
-    another = made(loss_fn, **settings | other)
-    for call in (
-        lambda: another.step(state, batches(1)[0]),
-        lambda: another.drain(state),
-    ):
-        with pytest.raises(ValueError, match=f"`state` must be {message}"):
-            call()
 
 
 def test_round_without_weight_moves_the_anchor_and_its_residual():

@@ -12,6 +12,8 @@ from one to the other. `choose` returns the executor for a given name and mesh.
 
 from pipejax._internal.communication_thread import join as join
 
+from ._check_rounds import check_round_optimizers as check_round_optimizers
+from ._check_rounds import check_rounds as check_rounds
 from ._choose import Executor as Executor
 from ._choose import choose as choose
 from ._codec_states import codec_states as codec_states

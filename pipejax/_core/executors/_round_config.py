@@ -175,10 +175,10 @@ class RoundConfig:
     ) -> Chunk | None:
         """Returns which elements of a chunk are trained, or `None` if all are.
 
-        Those that fill a chunk, and are of no parameter, are not.
+        Padding counts as not trained.
         """
         trained = moves(self.inner.step.settings.tx, params)
-        if all(jax.tree.leaves(trained)) and not form.is_filled(params):
+        if all(jax.tree.leaves(trained)) and not form.is_padded(params):
             return None
         flags = jax.tree.map(jnp.full_like, params, trained)
         return jax.tree.map(lambda x: x != 0, form.sliced(flags, number))

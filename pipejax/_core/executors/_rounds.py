@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.checks import check_opt_state
 from pipejax._core.rounds import (
     Arrival,
     ChunkState,
@@ -24,9 +23,8 @@ from pipejax._core.rounds import (
     change,
     moved,
 )
-from pipejax._core.step import Common, Inputs, check_not_donated
+from pipejax._core.step import Common, Inputs
 from pipejax._internal.communication_thread import join
-from pipejax._internal.mesh import inner_axes, is_traced
 from pipejax._internal.round_schedule import RoundSchedule
 
 from ._choose import choose_rounds
@@ -40,10 +38,6 @@ from ._steps_to_hide import PARTS, Timed, agreed, medians, schedule_to_hide
 from ._warm_up import WarmUp
 
 Item = TypeVar("Item")
-_GO_ON = (
-    "Drain it with the local step that made it, and go on from"
-    " `train.init(state.params)` of this one."
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,46 +154,6 @@ class Rounds:
         args = *parted(state, kind, number), inputs
         return self.executor.lower(kind, *args, own_options=own_options)
 
-    def check(self, state: LocalState) -> None:
-        """Raises a `ValueError` if a state is not one of these rounds."""
-        if not isinstance(state, LocalState):
-            raise ValueError(
-                "`state` must be the pj.LocalState that `train.init` returned, got"
-                f" {type(state).__name__}."
-            )
-        _check_untraced()
-        check_not_donated(state)
-        config = self.config
-        mesh, axis = config.inner.mesh, config.inner.axis_name
-        rules: dict[str, tuple[Any, Any]] = {
-            "inner axes": (state.local.shards.inner, inner_axes(mesh, axis)),
-            "groups": (state.groups, config.inner.devices),
-            "chunks, as `overlap_steps` says": (
-                state.shared.form.chunks,
-                config.schedule_of(state.shared.form).chunks,
-            ),
-        }
-        for name, (found, wanted) in rules.items():
-            if found != wanted:
-                raise ValueError(
-                    f"`state` must be one of {wanted} {name}; got one of {found}."
-                    f" {_GO_ON}"
-                )
-
-    def check_optimizers(self, state: LocalState) -> None:
-        """Raises a `ValueError` unless the optimizers' states are of this step."""
-        tx, outer_tx = self.config.inner.step.settings.tx, self.config.outer_tx
-        trained, shared = state.local.trainable, state.shared
-        params, own = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype),
-            (trained.params, trained.opt_state),
-        )
-        check_opt_state(tx, params, own, "state.local.trainable.opt_state", _GO_ON)
-        chunks = zip(shared.anchor, shared.outer, strict=True)
-        for number, (anchor, outer) in enumerate(chunks):
-            name = f"state.shared.outer[{number}]"
-            check_opt_state(outer_tx, anchor, outer, name, _GO_ON, "outer_tx")
-
     def _trained(
         self, state: LocalState, kind: StepKind, number: int | None, inputs: Inputs
     ) -> tuple[Trained, Outcome]:
@@ -252,16 +206,6 @@ class Rounds:
             return stacked(GroupModel(after, state, points))
 
         return jax.jit(config.on_mesh(local, (P(), own), own))
-
-
-def _check_untraced() -> None:
-    if is_traced():
-        raise ValueError(
-            "`state` of local steps must not be used inside jit, scan or eval_shape:"
-            " its place in a round says, on the host, which program runs; got a call"
-            " that is traced. Call `train.step` and `train.drain` outside. They compile"
-            " their programs themselves."
-        )
 
 
 def _kind(state: LocalState, number: int | None) -> StepKind:

@@ -1,4 +1,4 @@
-"""By how much numbers differ, where infinities that are equal differ by nothing."""
+"""Subtracts parameters, some of which may be infinite."""
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,8 @@ from pipejax._internal.types import Tree
 def change(before: Tree, after: Tree) -> Tree:
     """Returns `after - before`, and 0 where both are the same.
 
-    A parameter may be infinite or NaN and yet do no harm, such as a mask of minus
-    infinity that nothing trains. Its change is 0, where subtraction would give NaN.
+    A parameter may be infinite, such as a mask of minus infinity that nothing trains.
+    Subtraction from itself would give NaN.
 
     Examples:
       >>> change(jnp.float32([1, -jnp.inf, 0]), jnp.float32([3, -jnp.inf, jnp.inf]))

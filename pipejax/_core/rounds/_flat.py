@@ -57,11 +57,11 @@ def sliced(tree: Tree, number: ArrayLike, count: int, specs: Sequence[P] = ()) -
     return _on_shards(own, args, _split(specs), specs)(leaves, jnp.int32(number))
 
 
-def is_filled(tree: Tree, count: int, specs: Sequence[P] = ()) -> bool:
-    """Returns whether zeros fill the last of `count` chunks.
+def is_padded(tree: Tree, count: int, specs: Sequence[P] = ()) -> bool:
+    """Returns whether `count` chunks need padding, zeros at the end of an array.
 
     Examples:
-      >>> [is_filled({"a": jnp.arange(3.0), "b": jnp.ones(3)}, n) for n in (1, 2, 3)]
+      >>> [is_padded({"a": jnp.arange(3.0), "b": jnp.ones(3)}, n) for n in (1, 2, 3)]
       [False, True, False]
     """
     return any(

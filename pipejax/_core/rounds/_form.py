@@ -18,7 +18,7 @@ from pipejax._internal.round_schedule import RoundSchedule
 from pipejax._internal.structures import of_leaves
 from pipejax._internal.types import ModelState, Specs, Tree
 
-from ._flat import Chunk, added, is_filled, sliced, whole
+from ._flat import Chunk, added, is_padded, sliced, whole
 from ._mean import mean_of_groups
 
 
@@ -92,9 +92,9 @@ class Form:
         """Returns parameters in chunks, inside the program of a group."""
         return tuple(self.sliced(params, number) for number in range(self.chunks))
 
-    def is_filled(self, params: optax.Params) -> bool:
-        """Returns whether chunks have more elements than the parameters."""
-        return is_filled(params, self.chunks, self.specs)
+    def is_padded(self, params: optax.Params) -> bool:
+        """Returns whether chunks have padding, inside the program of a group."""
+        return is_padded(params, self.chunks, self.specs)
 
     def sliced(self, params: optax.Params, number: ArrayLike) -> Chunk:
         """Returns one chunk of parameters, inside the program of a group."""
