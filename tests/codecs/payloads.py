@@ -7,7 +7,8 @@ import numpy as np
 def encoded(codec, x):
     """Returns the payload of x, and the vector decoded from it."""
     x = np.asarray(x, np.float32)
-    payload, _ = jax.jit(codec.encode)(x, ())
+    state = codec.init(x.size, np.uint32(0))
+    payload, _ = jax.jit(codec.encode)(x, state)
     decoded = jax.jit(codec.decode, static_argnums=1)(payload, x.size)
     return np.asarray(payload), np.asarray(decoded)
 

@@ -110,6 +110,12 @@ def test_costs_at_once_on_text_are_quoted():
     )
     yield f"the default loses {four:.2f} and {same:.2f} with 4 replicas"
     yield f"and {many:.2f} and {others:.2f} with 64 (two seeds)"
+    adamw, momentum, muon = (
+        float(above(name, "K=2, rank 4 at once", 4, record).split()[0])
+        for name in ("adamw", "momentum", "muon")
+    )
+    yield f"In one seed, rank 4 at once loses {adamw:.3f} under AdamW"
+    yield f"{momentum:.3f} under momentum and {muon:.3f} under Muon"
 
 
 @quoted_in("docs/benchmarks/accuracy.md")

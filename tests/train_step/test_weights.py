@@ -348,6 +348,25 @@ def test_weighted_loss_with_a_collective_equals_the_global_batch(width, empty):
     np.testing.assert_allclose(found, losses, rtol=1e-5)
 
 
+def test_device_without_weight_halves_the_change_of_model_state():
+    """It changes none, and still counts as one of the two devices of the mean."""
+
+    def loss(w, batch, *, model_state):
+        del model_state
+        weight = batch.sum()
+        return (w * batch).sum() / jnp.maximum(weight, 1), pj.Aux(
+            weight=weight, model_state={"last": jnp.float32(8)}
+        )
+
+    train = pj.make_train_step(loss, optax.sgd(0.1), mesh=pj.data_mesh(2), width=1)
+    batch = np.float32([1, 1, 0, 0])
+    first = {"last": jnp.float32(0)}
+    state = train.init(jnp.float32(1), model_state=first, batch=batch)
+    for wanted in (4, 6, 7):
+        state, _ = train.step(state, batch)
+        assert state.model_state["last"] == wanted
+
+
 @pytest.mark.one_python
 @pytest.mark.parametrize("width", [2, 3])
 def test_prediction_with_a_collective_works_for_zero_weight(width):
