@@ -12,6 +12,7 @@ from pipejax._core.executors import (
     HostRounds,
     Rounds,
     StepConfig,
+    check_round_codecs,
     check_round_optimizers,
     check_rounds,
     join,
@@ -291,9 +292,12 @@ class LocalTrainStep:
     def _check(self, state: LocalState) -> None:
         check_rounds(self.rounds.config, state)
         trained, shared = state.local.trainable, state.shared
-        form = form_of((trained.params, trained.opt_state, shared.anchor, shared.outer))
+        exchanged = shared.anchor, shared.outer, state.own.codec_states
+        form = form_of((trained.params, trained.opt_state, exchanged))
         if form not in self._checked.forms:
             check_round_optimizers(self.rounds.config, state)
+            mesh = self.rounds.executor.reduction_mesh
+            check_round_codecs(self.rounds.config, mesh, state)
             self._checked.forms.add(form)
 
 

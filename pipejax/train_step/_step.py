@@ -30,6 +30,7 @@ from pipejax._core.executors import (
     Host,
     OwnCollectiveError,
     StepConfig,
+    check_codec_states,
     choose,
     codec_states,
     join,
@@ -529,9 +530,11 @@ class TrainStep:
         self._last_pairs.check(state)
         config = self.config
         check_in_flight(state.in_flight, self.width, config.devices, config.messages)
-        form = form_of((state.params, state.opt_state))
+        kept = state.in_flight.codec_states
+        form = form_of((state.params, state.opt_state, kept))
         if form not in self._checked.forms:
             check_optimizer_of(state, self.settings.tx)
+            check_codec_states(self.phases, self.executor.reduction_mesh, state)
             self._checked.forms.add(form)
 
     def phase_after(self, calls: Any) -> int:

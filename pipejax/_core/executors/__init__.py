@@ -12,10 +12,12 @@ from one to the other. `choose` returns the executor for a given name and mesh.
 
 from pipejax._internal.communication_thread import join as join
 
+from ._check_rounds import check_round_codecs as check_round_codecs
 from ._check_rounds import check_round_optimizers as check_round_optimizers
 from ._check_rounds import check_rounds as check_rounds
 from ._choose import Executor as Executor
 from ._choose import choose as choose
+from ._codec_states import check_codec_states as check_codec_states
 from ._codec_states import codec_states as codec_states
 from ._config import StepConfig as StepConfig
 from ._fused import Fused as Fused

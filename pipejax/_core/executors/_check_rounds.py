@@ -6,12 +6,15 @@ Each error message names the rule, the value and the remedy.
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from pipejax._core.checks import check_opt_state
 from pipejax._core.rounds import LocalState
 from pipejax._core.step import check_not_donated
 from pipejax._internal.mesh import inner_axes, is_traced
 
+from ._codec_states import check_none_unused
+from ._initial_rounds import round_codec_states
 from ._round_config import RoundConfig
 
 _GO_ON = (
@@ -59,6 +62,16 @@ def check_round_optimizers(config: RoundConfig, state: LocalState) -> None:
     for number, (anchor, outer) in enumerate(chunks):
         name = f"state.shared.outer[{number}]"
         check_opt_state(config.outer_tx, anchor, outer, name, _GO_ON, "outer_tx")
+
+
+def check_round_codecs(
+    config: RoundConfig, reduction_mesh: Mesh, state: LocalState
+) -> None:
+    """Raises a `ValueError` if a state holds more than the codecs of a round keep."""
+    if any(state.own.codec_states):
+        wanted = round_codec_states(config, reduction_mesh, state.shared, abstract=True)
+        for pair in zip(state.own.codec_states, wanted, strict=True):
+            check_none_unused(*pair)
 
 
 def _check_untraced() -> None:

@@ -45,6 +45,34 @@ def codec_states(
     )
 
 
+def check_codec_states(
+    phases: Sequence[StepConfig], reduction_mesh: Mesh, state: PipelineState
+) -> None:
+    """Raises a `ValueError` if a state holds more than the codecs of a run keep.
+
+    A codec itself refuses a state without what it keeps.
+    """
+    if found := state.in_flight.codec_states:
+        wanted = codec_states(phases, reduction_mesh, state, abstract=True)
+        check_none_unused(found, wanted)
+
+
+def check_none_unused(found: CodecStates, wanted: CodecStates) -> None:
+    """Raises a `ValueError` if no codec would read or pass on something it kept."""
+    if unused := sorted(found.keys() - wanted.keys()):
+        raise ValueError(
+            "`state` must be of a train step with this `all_reduce`, whose codecs keep"
+            f" {sorted(wanted) or 'nothing'}; got one with what a codec kept at"
+            f" {unused[0]!r}, such as a residual, which would be lost. {_GO_ON}"
+        )
+
+
+_GO_ON = (
+    "Drain it with the train step that made it, and go on from"
+    " `train.init(state.params, opt_state=state.opt_state)` of this one."
+)
+
+
 def codec_states_of(
     config: StepConfig, like: Message, *, abstract: bool = False
 ) -> CodecStates:

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 import pipejax as pj
+from pipejax import codecs, collectives
 
 from ...helpers import batches, init_params, loss_fn
 
@@ -51,4 +52,18 @@ def test_state_of_other_rounds_is_refused(other, message):
         lambda: another.drain(begun()),
     ):
         with pytest.raises(ValueError, match=f"{message}.* Drain it with"):
+            call()
+
+
+def test_residuals_of_another_codec_are_refused():
+    """What a codec kept would be lost without a word."""
+    int8 = codecs.int8(8)
+    kept = new(all_reduce=collectives.two_shot(codecs.error_feedback(int8)))
+    another = new(all_reduce=collectives.two_shot(int8))
+    state = kept.init(init_params())
+    for call in (
+        lambda: another.step(state, batches(1)[0]),
+        lambda: another.drain(state),
+    ):
+        with pytest.raises(ValueError, match="codecs keep nothing; got one with"):
             call()

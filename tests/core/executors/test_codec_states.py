@@ -11,7 +11,7 @@ from pipejax._core.executors import codec_states
 from pipejax._core.executors._codec_states import codec_states_of
 from pipejax._core.message import Message
 
-from ...helpers import init_params, loss_fn
+from ...helpers import batches, init_params, loss_fn
 from .test_config import MESHES, Numbered, config_on
 
 LIKE = Message({"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
@@ -54,3 +54,29 @@ def test_states_of_all_phases_are_there_from_the_start():
     abstract = train.abstract_state(init_params()).in_flight.codec_states
     shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), x) for x in (abstract, found)]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_state_with_residuals_of_another_codec_is_refused(executor):
+    """What a codec kept would be lost without a word."""
+
+    def made(all_reduce):
+        return pj.make_train_step(
+            loss_fn,
+            optax.sgd(0.1),
+            mesh=pj.data_mesh(4),
+            executor=executor,
+            all_reduce=all_reduce,
+        )
+
+    kept = made(collectives.two_shot(codecs.error_feedback(codecs.int8(8))))
+    plain = made(collectives.two_shot(codecs.int8(8)))
+    first, second, third = batches(3)
+    state, _ = kept.step(kept.init(init_params()), first)
+    message = "codecs keep nothing; got one .* such as a residual, .* Drain it with"
+    for call in (plain.step, lambda state, _: plain.drain(state)):
+        with pytest.raises(ValueError, match=message):
+            call(state, second)
+    state, _ = kept.step(state, second)  # it is as it was
+    state, _ = kept.drain(state)
+    plain.step(plain.init(state.params, opt_state=state.opt_state), third)
