@@ -4,11 +4,13 @@ Claim: where the exchange of a round fits twice into the compute of its steps, h
 compute for at least 0.95 of the time.
 
 The compute utilisation of a method is the time of a step that exchanges nothing,
-divided by the time of its steps. A link carries `2 (p-1)/p` copies of the parameters in
-a round. The hosts share the cores of this machine.
+divided by the time of its steps. PyTorch's DDP is compared with its own compute. A link
+carries `2 (p-1)/p` copies of the parameters in a round. The hosts share the cores of
+this machine.
 
 Command: python -m experiments.local_steps.cluster
-Time: from 3 minutes a cell on 2 cores, with short rounds and quick links, to 20.
+Time: from 3 minutes a cell on 2 cores, with short rounds and quick links, to 20, and a
+minute for DDP on each link.
 Result: experiments/results/local_steps_cluster.json
 """
 
@@ -16,6 +18,7 @@ import dataclasses
 import itertools
 import pathlib
 import statistics
+import sys
 from typing import Any
 
 import jax
@@ -26,6 +29,8 @@ from experiments.methods import Problem
 
 HOSTS = 4
 PROBLEM = Problem("wide_mlp", 256)
+COMPUTE = "DDP compute"
+DDP = ("DDP", "DDP, PowerSGD")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +50,11 @@ class Config:
 def main(config: Config) -> None:
     """Measures cell by cell, prints the table, and writes the result."""
     jax.config.update("jax_platforms", "cpu")
-    cells = report.kept(config.out)
+    cells, others = report.kept(config.out), report.kept(config.out, "others")
+
+    def save() -> None:
+        report.save(config.out, seed=0, hosts=HOSTS, cells=cells, others=others)
+
     known = {(cell["rate"], cell["sync_every"]) for cell in cells}
     for rate, every in itertools.product(config.rates, config.sync_every):
         if (rate, every) in known:
@@ -61,8 +70,32 @@ def main(config: Config) -> None:
         cell = {"rate": rate, "sync_every": every, **found}
         cells.append({**report.origin(), **cell, **times(cell)})
         cells.sort(key=place)
-        report.save(config.out, seed=0, hosts=HOSTS, cells=cells)
-    report.console(width=150).print(report.table("compute utilisation", rows(cells)))
+        save()
+    for rate in config.rates:
+        if rate not in {cell["rate"] for cell in others}:
+            others.append({**report.origin(), "rate": rate, **ddp(rate, config.rounds)})
+            save()
+    table = report.table("compute utilisation", rows(cells, others))
+    report.console(width=180).print(table)
+
+
+def ddp(rate: str, rounds: int) -> dict[str, Any]:
+    """Returns the seconds of a step of DDP, which has no rounds, on links of a rate.
+
+    Raises:
+      SystemExit: If PyTorch is not installed.
+    """
+    found = cluster.ask(
+        cluster.Network.of(HOSTS, (rate,)),
+        "experiments.side_by_side",
+        [
+            *PROBLEM.flags(),
+            *("--rounds", str(rounds), "--methods", COMPUTE, *DDP, "--measured"),
+        ],
+    )
+    if found["missing"]:
+        sys.exit(found["missing"][COMPUTE])
+    return {"seconds": {name: x["seconds"] for name, x in found["methods"].items()}}
 
 
 def place(cell: dict[str, Any]) -> tuple[float, int]:
@@ -78,19 +111,33 @@ def times(cell: dict[str, Any]) -> dict[str, float]:
     return {"compute": step * cell["sync_every"], "exchange": exchange}
 
 
-def rows(cells: list[dict[str, Any]]) -> list[list[str]]:
+def rows(cells: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[list[str]]:
     """Returns titles, then a row for each rate and number of steps of a round.
 
     A cell is the compute utilisation of a method: the median over rounds, with the
-    least and the greatest.
+    least and the greatest. That of DDP is the same for all rounds of a rate.
     """
-    names = [name for name in cells[0]["seconds"] if name != "compute"]
-    table = [["links", "H", "exchange, in steps", *names]]
+    of_rate = {cell["rate"]: shares(cell["seconds"], COMPUTE) for cell in others}
+    table = []
     for cell in cells:
         steps = cell["exchange"] / cell["compute"] * cell["sync_every"]
-        shares = (share(cell["seconds"]["compute"], cell["seconds"][n]) for n in names)
-        table.append([cell["rate"], str(cell["sync_every"]), f"{steps:.1f}", *shares])
-    return table
+        found = of_rate.get(cell["rate"], {}) | shares(cell["seconds"], "compute")
+        first = {
+            "links": cell["rate"],
+            "H": str(cell["sync_every"]),
+            "exchange, in steps": f"{steps:.1f}",
+        }
+        table.append(first | found)
+    return [[*table[0]], *([*row.values()] for row in table)]
+
+
+def shares(seconds: dict[str, list[float]], compute: str) -> dict[str, str]:
+    """Returns the compute utilisation of each method, as text."""
+    return {
+        name: share(seconds[compute], steps)
+        for name, steps in seconds.items()
+        if name != compute
+    }
 
 
 def share(compute: list[float], steps: list[float]) -> str:

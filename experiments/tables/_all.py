@@ -104,7 +104,9 @@ TABLES: dict[str, Callable[[], Table]] = {
     "memory": _overlap.memory,
     "overhead": _of(overhead.table, "overhead", "models"),
     "local_steps.accuracy": _of(local_accuracy.rows, "local_steps_accuracy", "cells"),
-    "local_steps.cluster": _of(local_cluster.rows, "local_steps_cluster", "cells"),
+    "local_steps.cluster": _of(
+        local_cluster.rows, "local_steps_cluster", "cells", "others"
+    ),
     "local_steps.equal_time": local_equal_time.committed,
     "local_steps.compiled": _of(local_compiled.rows, "local_steps_compiled", "cells"),
     "overlap.gpus": _overlap.gpus,

@@ -35,10 +35,14 @@ def test_compute_utilisation_is_compute_over_step():
         "seconds": {"compute": [0.1, 0.1, 0.1], "local, hidden": [0.1, 0.125, 0.2]},
     }
     cell |= cluster.times(cell)
-    titles, row = cluster.rows([cell])
-    assert titles[3:] == ["local, hidden"]
+    other = {"rate": "200mbit", "seconds": {"DDP compute": [1, 1], "DDP": [4, 4]}}
+    titles, row = cluster.rows([cell], [other])
+    assert titles[3:] == ["DDP", "local, hidden"]
     # 6 MB at 25 MB/s are 0.24 s, the time of 2.4 steps.
-    assert row == ["200mbit", "32", "2.4", "0.80 (0.50 - 1.00)"]
+    assert row == [
+        *("200mbit", "32", "2.4"),
+        *("0.25 (0.25 - 0.25)", "0.80 (0.50 - 1.00)"),
+    ]
 
 
 @pytest.mark.full
