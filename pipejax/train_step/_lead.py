@@ -3,6 +3,8 @@
 JAX dispatches up to 32 programs before a GPU has run the first. A loop that reads
 nothing for 50 steps then waits for 32 of them at once. If steps are slow, a watchdog
 takes that for a hang, and a job that is told to end has no time left to save.
+
+When a step has run, it is known whether all devices were alike.
 """
 
 import collections
@@ -10,6 +12,8 @@ import time
 from typing import Any
 
 import jax
+
+from pipejax._core.message import check_alike
 
 _SECONDS = 1.0  # of work that may be dispatched ahead
 _LEAST, _MOST = 2, 32
@@ -23,23 +27,44 @@ class Lead:
     """
 
     def __init__(self) -> None:
-        self._results: collections.deque[jax.Array] = collections.deque()
+        self._results: collections.deque[tuple[jax.Array, Any]] = collections.deque()
         self._steps, self._waited = _LEAST, False
         self._last = time.monotonic()
 
     def wait(self) -> None:
-        """Waits until another step may be dispatched."""
+        """Waits until another step may be dispatched.
+
+        Raises:
+          ValueError: If devices were not alike in a step that has run.
+        """
         now = time.monotonic()
         fit = int(_SECONDS / max(now - self._last, _SECONDS / _MOST))
         # Calls that wait for nothing are quick, however long a step is.
         self._steps = min(self._steps + self._waited, max(_LEAST, fit))
         self._last, self._waited = now, len(self._results) >= self._steps
         while len(self._results) >= self._steps:
-            result = self._results.popleft()
+            result, alike = self._results.popleft()
             if not result.is_deleted():
                 result.block_until_ready()
+            check_alike(alike)
 
-    def add(self, result: Any) -> None:
-        """Notes a result of the step that was dispatched, unless it is traced."""
+    def add(self, result: Any, alike: Any = None) -> None:
+        """Notes a result of the step that was dispatched, unless it is traced.
+
+        `alike` says whether all devices were alike, or is `None`.
+        """
         if not isinstance(result, jax.core.Tracer):
-            self._results.append(result)
+            self._results.append((result, alike))
+
+    def check_all(self, alike: Any = None) -> None:
+        """Waits for all steps if devices compare what they call, and for a drain.
+
+        Raises:
+          ValueError: If devices were not alike in any of them.
+        """
+        flags = jax.tree.leaves(([flag for _, flag in self._results], alike))
+        flags = [flag for flag in flags if not isinstance(flag, jax.core.Tracer)]
+        if flags:
+            self._results.clear()
+        for flag in flags:
+            check_alike(flag)

@@ -4,9 +4,10 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from pipejax._core.executors import StepConfig, join
-from pipejax._core.message import Message
+from pipejax._core.message import Message, mark_of
 from pipejax._core.step import Inputs
 from pipejax._internal.mesh import inner_axes, processes_of_groups
 from pipejax._internal.types import Tree
@@ -25,6 +26,7 @@ class Checked:
       batch: Whether processes have compared the form of a batch.
       rows: Whether processes of a group have compared their rows of a batch.
       empty: The queue that a warm-up was found to have without a valid message.
+      marks: The marks of the batches of earlier steps.
     """
 
     forms: set[Any] = dataclasses.field(default_factory=set)
@@ -32,6 +34,14 @@ class Checked:
     batch: bool = False
     rows: bool = False
     empty: tuple[Message, ...] = ()
+    marks: set[np.uint32] = dataclasses.field(default_factory=set)
+
+    def is_new(self, batch: Tree) -> bool:
+        """Returns whether no earlier step has had a batch of this form; notes it."""
+        mark = mark_of(batch)
+        new = mark not in self.marks
+        self.marks.add(mark)
+        return new
 
 
 def compare_once(inputs: Inputs, config: StepConfig, checked: Checked) -> None:

@@ -223,8 +223,9 @@ class TrainStep:
 
         Raises:
           ValueError: If the batch does not divide, or differs between processes of a
-            group that does not split it, if an array of `shared` is split over the data
-            or differs between processes, if the state has another width or mesh, if
+            group that does not split it, if processes take other steps or batches of
+            other shapes, if an array of `shared` is split over the data or differs
+            between processes, if the state has another width or mesh, if
             `params` of a sharded optimizer were replaced by hand, or if the loss
             function breaks its contract.
         """
@@ -242,10 +243,13 @@ class TrainStep:
         self._checked.empty = queue.pending if alone else ()
         self._lead.wait()
         try:
-            state, info = self._executor_of(phase).step(state, inputs)
+            results = self._executor_of(phase).step(state, inputs)
         except OwnCollectiveError as error:
-            state, info = self._one_program(phase, error).step(state, inputs)
-        self._lead.add(info.loss)
+            results = self._one_program(phase, error).step(state, inputs)
+        state, info, alike = results
+        self._lead.add(info.loss, alike)
+        if alike is not None and self._checked.is_new(inputs.batch):
+            self._lead.check_all()  # beside a step that was compiled, a wait is short
         if alone:
             # A synchronous step leaves the pipeline empty. Its own queue has no place,
             # but it moves the codec states, and may overwrite the counter.
@@ -335,7 +339,8 @@ class TrainStep:
           pipeline was not full, nothing has arrived for the first of the infos.
 
         Raises:
-          ValueError: If the state has another width or mesh.
+          ValueError: If the state has another width or mesh, or if processes have taken
+            other steps or batches of other shapes.
         """
         self._check(state)
         args = state.trainable.whole_params, state.model_state, state.shards
@@ -345,9 +350,11 @@ class TrainStep:
         if self.phases[phase].width != self.width:  # a warm-up has no queue
             phase = -1
         try:
-            state, infos = self._executor_of(phase).drain(state)
+            results = self._executor_of(phase).drain(state)
         except OwnCollectiveError as error:
-            state, infos = self._one_program(phase, error).drain(state)
+            results = self._one_program(phase, error).drain(state)
+        state, infos, alike = results
+        self._lead.check_all(alike)
         return self._last_pairs.remember(state), infos
 
     @without_mesh()

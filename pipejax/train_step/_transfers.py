@@ -55,7 +55,8 @@ def transfers_of(
     def local(state: Common, in_flight: InFlight, inputs: Inputs) -> Any:
         message, computed = step.compute(state, in_flight, inputs)
         valid = valid_in_step(in_flight.filled[0], config.width - 1)
-        exchange = step.exchange(state.trainable, message, valid, config.sums_by)
+        mark = config.mark(inputs.batch)
+        exchange = config.exchange(state.trainable, message, valid, mark)
         if step.shards_optimizer:  # the exchange checks the sum and updates
             total = message._replace(gradients=None)
             squares = jnp.zeros(0)

@@ -80,7 +80,7 @@ def test_deleted_result_is_not_waited_for():
 def test_every_call_waits_and_is_counted(kind, monkeypatch):
     calls = []
     monkeypatch.setattr(_lead.Lead, "wait", lambda self: calls.append("wait"))
-    monkeypatch.setattr(_lead.Lead, "add", lambda self, x: calls.append(x.shape))
+    monkeypatch.setattr(_lead.Lead, "add", lambda self, x, *_: calls.append(x.shape))
 
     def loss_fn(params, batch):
         return jnp.mean((batch @ params) ** 2)

@@ -16,7 +16,7 @@ from pipejax._internal.ranges import headroom, is_narrow
 from pipejax._internal.types import CodecStates
 
 from ._by_shard import sum_specs
-from ._config import StepConfig
+from ._config import Mark, StepConfig
 
 
 def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:
@@ -71,7 +71,11 @@ def exchange_by_copy(
         )
 
     def exchange(
-        trained: None, message: Message, states: CodecStates, valid: Valid
+        trained: None,
+        message: Message,
+        states: CodecStates,
+        valid: Valid,
+        mark: Mark = None,
     ) -> tuple[Reduced, CodecStates]:
         with jax.transfer_guard("allow"):  # the user has chosen this executor
             # Starts all copies before `out` waits for any. One at a time, they take
@@ -82,7 +86,7 @@ def exchange_by_copy(
                     shard.data.copy_to_host_async()
             scales = _scales(message, scale, narrow=config.all_reduce.narrow)
             own = jax.tree.map(out, message, scales)
-        total, states = between(trained, own, states, valid)
+        total, states = between(trained, own, states, valid, mark)
         total = jax.tree.map(back, total, sum_specs(total), _factors(scales))
         return jax.block_until_ready(total), states
 

@@ -1,5 +1,6 @@
 """Sums the messages of a sharded model on CPUs, beside the compute of its groups."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Reduced, Valid, on_shards_of
+from pipejax._core.message import Message, Reduced, Valid, check_alike, on_shards_of
 from pipejax._internal.mesh import (
     AxisName,
     axes,
@@ -23,7 +24,7 @@ from pipejax._internal.shards import UNSHARDED, copies_of
 from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Grouped
 
-from ._config import StepConfig
+from ._config import Mark, StepConfig
 
 
 def exchange_by_shard(
@@ -44,19 +45,24 @@ def exchange_by_shard(
 
     @functools.cache
     def programs(sets: tuple[tuple[int, ...], ...]) -> list[Any]:
-        all_reduce = Grouped(config.sums_by, sets)
+        grouped = dataclasses.replace(config, all_reduce=Grouped(config.sums_by, sets))
 
         def local(
-            message: Message, before: CodecStates, valid: Valid
+            message: Message, before: CodecStates, valid: Valid, mark: Mark
         ) -> tuple[Reduced, CodecStates]:
-            return config.step.exchange(None, message, valid, all_reduce).run(before)
+            return grouped.exchange(None, message, valid, mark).run(before)
 
-        specs = (messages, own, P()), (P(), own)
+        reduced: Any = Reduced(P(), P(), P(), P(), P(), own)
+        specs = (messages, own, P(), P()), (reduced, own)
         mapped = (on_mesh(local, place, *specs) for place in meshes)
         return [jax.jit(each) for each in mapped]
 
     def exchange(
-        trained: None, message: Message, states: CodecStates, valid: Valid
+        trained: None,
+        message: Message,
+        states: CodecStates,
+        valid: Valid,
+        mark: Mark = None,
     ) -> tuple[Reduced, CodecStates]:
         del trained
         sharded = on_shards_of(message, config.sums_by)
@@ -67,11 +73,14 @@ def exchange_by_shard(
             program(
                 _on_place(unsharded, place, messages),
                 _on_place(states, place, own),
-                on_place(valid),
+                *on_place((valid, mark)),
             )
             for program, place, on_place in calls
         ]
         totals, after = zip(*jax.block_until_ready(done), strict=True)
+        for total in totals:
+            check_alike(total.alike)
+        totals = [total._replace(alike=None) for total in totals]
         shards = message.shards
         sums = [x._replace(sum=x.sum._replace(shards=shards)) for x in totals]
         total = _together(sums, mesh, inner)

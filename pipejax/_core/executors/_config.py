@@ -6,17 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import InFlight, Message
+from pipejax._core.message import Exchange, InFlight, Message, Valid, mark_of, marked
 from pipejax._core.step import (
     Common,
     Computed,
     Inputs,
     InputSpecs,
     Step,
+    Trainable,
     empty_message,
     moving,
     parted,
@@ -33,6 +35,9 @@ from pipejax._internal.mesh import (
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import ModelState, Specs, Tree
 from pipejax.collectives import AllReduce, NoCommunication, psum
+
+Mark = jax.Array | np.uint32 | None
+"""What a device calls, or `None` where devices do not compare it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,6 +131,23 @@ class StepConfig:
 
         return jax.eval_shape(self.on_mesh(make, (), P()))
 
+    def exchange(
+        self, trained: Trainable | None, message: Message, valid: Valid, mark: Mark
+    ) -> Exchange:
+        """Returns the exchange of a message with the mark of a call, if it has one."""
+
+        def of(message: Message) -> Exchange:
+            return self.step.exchange(trained, message, valid, self.sums_by)
+
+        if mark is None:
+            return of(message)
+        return marked(of, message, mark, self.axis_name)
+
+    def mark(self, batch: Tree) -> Mark:
+        """Returns the mark of a call, or `None` if all devices are of one process."""
+        silent = isinstance(self.all_reduce, NoCommunication)
+        return mark_of(batch) if self.mesh.is_multi_process and not silent else None
+
     def result(self, state: Common, computed: Computed | None, changes: Tree) -> Common:
         """Returns what a program returns of a state after an update by `changes`."""
         # An array that the program may overwrite is returned without a copy. It would
@@ -145,18 +167,19 @@ class StepConfig:
     def on_state(self, local: Callable[..., Any], rest: Specs, queue: Specs) -> Any:
         """Returns `local` as a program of what is common and more arguments.
 
-        Its results are the next `Common`, the next queue or a part of it, and infos.
-        `rest` are the partition specs of the other arguments, and `queue` those of the
-        second result.
+        Its results are the next `Common`, the next queue or a part of it, infos, and
+        whether devices are alike. `rest` are the partition specs of the other
+        arguments, and `queue` those of the second result.
         """
+        each = P(self.axis_name)
 
         def specs(state: Common, *_: Any) -> tuple[Any, Any]:
             own = state_data_specs(state, self.axis_name)
             # The next state may have no leaf in place of one that does not move.
             after = own._replace(model_state=P())
-            return (own, *rest), (after, queue, P())
+            return (own, *rest), (after, queue, P(), each)
 
         def like(state: Common, *_: Any) -> tuple[Any, ...]:
-            return state, None, state.step
+            return state, None, state.step, None
 
         return on_mesh_by(specs, local, self.mesh, self.axis_name, like)

@@ -61,33 +61,36 @@ class Fused:
 
     def step(
         self, state: PipelineState, inputs: Inputs
-    ) -> tuple[PipelineState, StepInfo]:
+    ) -> tuple[PipelineState, StepInfo, Any]:
         """Takes one step: dispatches its program, and does not wait for it.
 
         If the mesh has several CPU devices in this process, the call first waits for
-        all steps and drains before.
+        all steps and drains before. The last result says whether all devices are alike,
+        if they compare it.
         """
         leaving, staying = _parted(state.in_flight)
         program = self._programs[not _is_traced(state)]
         args = common_of(state), leaving, staying, inputs
-        common, entering, info = self._run(state, program, *args)
+        common, entering, info, alike = self._run(state, program, *args)
         common = completed(common, common_of(state))
         in_flight = entering._replace(pending=(*staying, *entering.pending))
-        return state_of(common, in_flight, state.calls), info
+        return state_of(common, in_flight, state.calls), info, alike
 
-    def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
+    def drain(
+        self, state: PipelineState
+    ) -> tuple[PipelineState, tuple[StepInfo, ...], Any]:
         """Reduces and applies everything in flight, in order, in one program."""
         args = common_of(state), state.in_flight
-        common, in_flight, infos = self._run(state, self._drain, *args)
+        common, in_flight, infos, alike = self._run(state, self._drain, *args)
         common = completed(common, common_of(state))
-        return state_of(common, in_flight, state.calls), infos
+        return state_of(common, in_flight, state.calls), infos, alike
 
     def _run(self, state: PipelineState, program: Any, *args: Any) -> Any:
         """Dispatches a program in its turn, unless it is part of one that is traced."""
         if _is_traced(state):
             return program(*args)
         # The next step may overwrite all results but infos.
-        infos = operator.itemgetter(-1)
+        infos = operator.itemgetter(slice(2, None))
         return in_turn(self.config.mesh, program, *args, ended=infos)
 
     def lower(
@@ -152,13 +155,14 @@ class Fused:
         leaving: InFlight,
         staying: tuple[Message, ...],
         inputs: Inputs,
-    ) -> tuple[Common, InFlight, StepInfo]:
+    ) -> tuple[Common, InFlight, StepInfo, Any]:
         """Runs one device's part of a step."""
         config, step, trained = self.config, self.config.step, state.trainable
         # Only the oldest message may be overwritten, so it is an argument of its own.
         in_flight = leaving._replace(pending=(*leaving.pending, *staying))
         before, others = parted_states(in_flight.codec_states)
         valid = valid_in_step(in_flight.filled[0], config.width - 1)
+        mark = config.mark(inputs.batch)
 
         def compute(state: Common, in_flight: InFlight, inputs: Inputs) -> Any:
             fresh, computed = step.compute(state, in_flight, inputs)
@@ -171,11 +175,11 @@ class Fused:
 
         if config.width == 1:
             fresh, computed, at_once, others = compute(state, in_flight, inputs)
-            exchange = step.exchange(trained, fresh, valid, config.sums_by)
+            exchange = config.exchange(trained, fresh, valid, mark)
             reduced, after = exchange.run(before)
         else:
             oldest = in_flight.pending[0]
-            exchange = step.exchange(trained, oldest, valid, config.sums_by)
+            exchange = config.exchange(trained, oldest, valid, mark)
             # The sum that is due needs nothing of the compute, which hides it.
             value, after, computed_at_once = interleave(
                 exchange.start,
@@ -191,23 +195,24 @@ class Fused:
         queue = shift(in_flight, fresh, joined_states(after, others))
         state = config.result(state, computed, reduced.sum.changes)
         # Messages that stay in the queue are not results, which would be copies.
-        return state, queue._replace(pending=queue.pending[-1:]), info
+        queue = queue._replace(pending=queue.pending[-1:])
+        return state, queue, info, reduced.alike
 
     def _local_drain(
         self, state: Common, in_flight: InFlight
-    ) -> tuple[Common, InFlight, tuple[StepInfo, ...]]:
+    ) -> tuple[Common, InFlight, tuple[StepInfo, ...], Any]:
         """Runs one device's part of a drain."""
-        step, infos = self.config.step, []
+        step, infos, alike = self.config.step, [], []
         states, others = parted_states(in_flight.codec_states)
         changes = no_leaf(state.model_state)
         for age, message in enumerate(in_flight.pending):
             valid = valid_in_drain(in_flight, age)
-            exchange = step.exchange(
-                state.trainable, message, valid, self.config.sums_by
-            )
+            args = state.trainable, message, valid, self.config.mark(None)
+            exchange = self.config.exchange(*args)
             reduced, states = exchange.run(states)
             state, info = step.apply(state, None, reduced, None)
             infos.append(info)
+            alike.append(reduced.alike)
             changes = message.changes
         if step.settings.gather_codec is not None:
             # A drain leaves what is gathered as it is in the master parameters.
@@ -216,7 +221,7 @@ class Fused:
             state = state._replace(trainable=trained)
         state = self.config.result(state, None, changes)
         queue = emptied(in_flight, joined_states(states, others))
-        return state, queue, tuple(infos)
+        return state, queue, tuple(infos), tuple(alike)
 
 
 def _is_traced(state: PipelineState) -> bool:

@@ -60,7 +60,7 @@ from pipejax._internal.structures import identical
 from pipejax._internal.types import CodecStates, Tree
 
 from ._by_copy import reduction_mesh
-from ._config import StepConfig
+from ._config import Mark, StepConfig
 from ._own_collectives import OwnCollectiveError, OwnCollectives
 from ._programs import Programs, programs_of
 
@@ -107,8 +107,11 @@ class Host:
 
     def step(
         self, state: PipelineState, inputs: Inputs
-    ) -> tuple[PipelineState, StepInfo]:
-        """Takes one step, and waits for nothing but the result that is due."""
+    ) -> tuple[PipelineState, StepInfo, None]:
+        """Takes one step, and waits for nothing but the result that is due.
+
+        The thread checks whether all devices are alike.
+        """
         self._check(state)
         common, in_flight = common_of(state), state.in_flight
         self._no_own(self._programs.compute, common, _bare(in_flight), inputs)
@@ -119,7 +122,8 @@ class Host:
             fresh = self._programs.delayed(fresh, at_once)
         pending = (*in_flight.pending, fresh)
         # All but the last were started by earlier steps, if this executor ran them.
-        first, *later = self._exchanges(state, before, pending, fresh)
+        mark = self.config.mark(inputs.batch)
+        first, *later = self._exchanges(state, before, pending, fresh, mark)
         reduced, states = self._waited(first.result)
         # The exchange that is now the oldest starts from what this step returns. The
         # next step compares it with its state, to see whether the exchange is of this
@@ -129,9 +133,11 @@ class Host:
         args = computed._replace(at_once=None), reduced, at_once, in_flight.filled
         common, filled, info = self._update(common, *args)
         queue = InFlight(pending[1:], filled, joined_states(states, others))
-        return state_of(common, queue, state.calls), info
+        return state_of(common, queue, state.calls), info, None
 
-    def drain(self, state: PipelineState) -> tuple[PipelineState, tuple[StepInfo, ...]]:
+    def drain(
+        self, state: PipelineState
+    ) -> tuple[PipelineState, tuple[StepInfo, ...], None]:
         """Waits for the exchange of every message in flight, in order, and applies it.
 
         The thread is idle when the method returns.
@@ -143,7 +149,8 @@ class Host:
         # Every message is summed, also the zeros of a pipeline that is not full: all
         # processes launch the same collectives.
         states, others = parted_states(in_flight.codec_states)
-        begun = self._exchanges(state, states, in_flight.pending, empty)
+        mark = self.config.mark(None)
+        begun = self._exchanges(state, states, in_flight.pending, empty, mark)
         results = [self._waited(exchange.result) for exchange in begun]
         if results:
             last, states = results[-1]
@@ -160,7 +167,7 @@ class Host:
         self._begun.clear()
         join()
         empty = empty._replace(codec_states=joined_states(states, others))
-        return state_of(common, empty, state.calls), tuple(infos)
+        return state_of(common, empty, state.calls), tuple(infos), None
 
     def forget(self) -> None:
         """Drops the exchanges of a run that goes on with another executor."""
@@ -194,13 +201,15 @@ class Host:
         states: CodecStates,
         pending: tuple[Message, ...],
         dispatched: Tree,
+        mark: Mark,
     ) -> list[Begun]:
         """Returns the exchanges of all messages, in order, and starts missing ones.
 
         One that was started before is used if it exchanges the same arrays from the
         same base, and if all exchanges before it are used.
 
-        `dispatched` is the result of the program that the caller has dispatched last.
+        `dispatched` is the result of the program that the caller has dispatched last,
+        and `mark` that of the call, for a message that it has made.
         """
         sharded, filled = self.config.step.shards_optimizer, state.in_flight.filled
         updated = state.trainable if sharded else None
@@ -214,7 +223,9 @@ class Host:
                 continue
             known = []
             before = found[-1].result if found else base
-            found.append(self._begin(message, before, filled, age, dispatched))
+            fresh = age == self.config.width - 1
+            own = mark if fresh else self.config.mark(None)
+            found.append(self._begin(message, before, filled, age, dispatched, own))
         return found
 
     def _begin(
@@ -224,6 +235,7 @@ class Host:
         filled: jax.Array,
         age: int,
         dispatched: Tree,
+        mark: Mark,
     ) -> Begun:
         """Hands an exchange to the thread, which runs it after all earlier ones."""
         length = self.config.width - 1
@@ -236,7 +248,7 @@ class Host:
             # When a fresh message is due, the whole queue is valid.
             count = length if age == length else as_number(filled)
             valid = valid_in_step(count, length, age)
-            return self._programs.exchange(updated, message, states, valid)
+            return self._programs.exchange(updated, message, states, valid, mark)
 
         base = before if isinstance(before, Base) else None
         return Begun(message, base, submit(exchange))
@@ -273,7 +285,7 @@ class Host:
             state = without_trainable(state)
         args = state, computed, reduced, at_once, filled
         self._no_own(self._programs.update, *args)
-        after, filled, info = self._programs.update(*args)
+        after, filled, info, _ = self._programs.update(*args)
         state = completed(after, state)
         if updated is not None:
             state = state._replace(trainable=updated)

@@ -8,26 +8,31 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Reduced, Valid, valid_at_once
+from pipejax._core.message import (
+    Message,
+    Reduced,
+    Valid,
+    check_alike,
+    valid_at_once,
+)
 from pipejax._core.step import Computed, Trainable, data_specs, without
 from pipejax._internal.mesh import on_mesh_by
 from pipejax._internal.types import CodecStates, Specs
 
 from ._by_copy import exchange_by_copy
 from ._by_shard import exchange_by_shard, groups_in_processes, placed_once
-from ._config import StepConfig
+from ._config import Mark, StepConfig
 
-RunExchange = Callable[
-    [Trainable | None, Message, CodecStates, Valid], tuple[Reduced, CodecStates]
-]
+RunExchange = Callable[..., tuple[Reduced, CodecStates]]
 """From what the exchange updates, or `None`, the message, the codec states before it,
-and which messages are valid, to the reduced message and the codec states after it."""
+which messages are valid, and the mark of the call, `None` by default, to the reduced
+message and the codec states after it."""
 
 
 def make_exchange(config: StepConfig, where: Mesh) -> RunExchange:
     """Returns a function that exchanges a message, and waits for the result.
 
-    It raises the error if the exchange fails.
+    It raises the error if the exchange fails, or if marks differ.
 
     `where` is the mesh that sums: that of the step, or CPUs beside it.
     """
@@ -63,14 +68,18 @@ def exchange_on_mesh(config: StepConfig) -> RunExchange:
     nothing: Any = None
 
     def local(
-        trained: Trainable | None, message: Message, before: CodecStates, valid: Valid
+        trained: Trainable | None,
+        message: Message,
+        before: CodecStates,
+        valid: Valid,
+        mark: Mark,
     ) -> tuple[Reduced, CodecStates]:
-        return config.step.exchange(trained, message, valid, config.sums_by).run(before)
+        return config.exchange(trained, message, valid, mark).run(before)
 
     def specs(trained: Trainable | None, *_: Specs) -> tuple[Specs, Specs]:
         pieces = whole if trained is None else data_specs(trained, config.axis_name)
-        reduced = Reduced(whole, whole, whole, whole, pieces)
-        return (pieces, config.message_spec, own, whole), (reduced, own)
+        reduced = Reduced(whole, whole, whole, whole, pieces, own)
+        return (pieces, config.message_spec, own, whole, whole), (reduced, own)
 
     def like(trained: Trainable | None, *_: Any) -> Any:
         return Reduced(nothing, nothing, nothing, nothing, trained), nothing
@@ -79,9 +88,15 @@ def exchange_on_mesh(config: StepConfig) -> RunExchange:
     placed = placed_once(config.mesh)
 
     def exchange(
-        trained: Trainable | None, message: Message, states: CodecStates, valid: Valid
+        trained: Trainable | None,
+        message: Message,
+        states: CodecStates,
+        valid: Valid,
+        mark: Mark = None,
     ) -> tuple[Reduced, CodecStates]:
-        found = program(trained, message, states, placed(valid))
-        return jax.block_until_ready(found)
+        found = program(trained, message, states, *placed((valid, mark)))
+        reduced, after = jax.block_until_ready(found)
+        check_alike(reduced.alike)
+        return reduced._replace(alike=None), after
 
     return exchange

@@ -35,6 +35,8 @@ class Reduced(NamedTuple):
       squares: Vector with the sum of squares of each array of gradients of the sum.
       updated: Parameters and optimizer state after the update, if the exchange itself
         has updated them. The sum then has no gradients.
+      alike: bool of shape [1], whether all devices have the mark of this one (`_mark`).
+        `None` if they do not compare any.
     """
 
     sum: Message
@@ -42,6 +44,7 @@ class Reduced(NamedTuple):
     finite: jax.Array
     squares: jax.Array
     updated: Any = None
+    alike: jax.Array | None = None
 
     @classmethod
     def of(

@@ -21,13 +21,13 @@ def test_fused_step_applies_every_message_once_in_order(width, numbers):
     fused, found, arrived = Fused(config, "asked for"), [], []
     state = start(config)
     for digit in (1, 2, 3, 4):
-        state, info = fused.step(state, batch_of(digit, 4))
+        state, info, _ = fused.step(state, batch_of(digit, 4))
         found.append(number_of(state))
         arrived.append(bool(info))
     assert found == numbers
     assert arrived == [t >= width - 1 for t in range(4)]
     assert count(state.in_flight) == width - 1
-    state, infos = fused.drain(state)
+    state, infos, _ = fused.drain(state)
     assert number_of(state) == 1234
     assert list(map(bool, infos)) == [True] * (width - 1)
     assert count(state.in_flight) == 0
@@ -56,7 +56,7 @@ def test_fused_step_hands_on_waiting_messages_without_a_copy():
     state = start(config)
     for digit in (1, 2, 3):
         before = state.in_flight
-        state, _ = fused.step(state, batch_of(digit))
+        state, *_ = fused.step(state, batch_of(digit))
     after = state.in_flight
     for old, new in zip(before.pending[1:], after.pending[:-1], strict=True):
         assert new.gradients["digit"] is old.gradients["digit"]
@@ -81,10 +81,10 @@ def test_fused_step_waits_for_the_previous_on_several_cpus(monkeypatch, devices,
     monkeypatch.setattr(_turns, "beside", beside)
     state = start(config)
     for digit in (1, 2):
-        state, _ = fused.step(state, batch_of(digit, devices))
+        state, *_ = fused.step(state, batch_of(digit, devices))
     fused.drain(state)
     assert turns == ["waited", "ran"] * 3 * waits
     turns.clear()
-    after, _ = jax.jit(fused.step)(state, batch_of(3, devices))
+    after, *_ = jax.jit(fused.step)(state, batch_of(3, devices))
     assert number_of(after) == 12
     assert turns == []

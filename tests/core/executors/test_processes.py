@@ -75,12 +75,22 @@ def test_each_process_gives_its_own_part_of_a_batch(ask):
         assert found["fewest"] == 6
 
 
+@pytest.mark.parametrize("executor", ["fused", "host"])
+def test_calls_of_two_processes_are_compared(ask, executor):
+    """Gradients that do not belong together would be added up without a word."""
+    for found, alike in ask("apart", executor):
+        for (said,) in found.values():
+            assert "must be called in the same order on every process, with a" in said
+            assert "Give `train.batch` as many examples on every process, take" in said
+        assert alike == []
+
+
 def test_frozen_parameters_are_not_sent_between_processes(ask):
     """The parameters have the bits of a run on two devices of one process."""
     (name, sent, found), other = ask("frozen")
     assert [name, sent, found] == other
     assert name == "host"
-    assert sent == 4 * (7 * 3 + 1)  # the layer that is trained, and the loss
+    assert sent == 4 * (7 * 3 + 2)  # the layer that is trained, the loss, and a mark
     assert found == bits(run(frozen_step(), 4).params)
 
 
@@ -91,7 +101,7 @@ def test_partly_delayed_gradients_have_the_bits_of_one_process(ask):
     assert "`delayed['hidden']` must be the same on every process" in said
     assert name == "host"
     count = sum(x.size for x in jax.tree.leaves(init_params()))
-    assert sent == 4 * (count + 2)  # the loss goes with both kinds
+    assert sent == 4 * (count + 3)  # the loss goes with both kinds, a mark with one
     assert found == bits(run(partly_delayed_step(), 4).params)
 
 

@@ -112,6 +112,38 @@ WITH_CODECS = ("two_shot", "ring", "low rank", "float16")
 
 
 @functools.cache
+def apart(executor):
+    """Returns the errors of calls that the other process does not make."""
+    rank, (batch,) = jax.process_index(), batches(1)
+    part = jax.tree.map(lambda x: np.split(x, 2)[rank], batch)
+    fewer = jax.tree.map(lambda x: x[: 8 - 4 * rank], part)
+    train = pj.make_train_step(
+        loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(), width=2, executor=executor
+    )
+
+    def errors(calls):
+        state, found = train.init(init_params()), []
+        for call in calls:
+            try:
+                state, _ = call(state)
+            except ValueError as error:
+                found.append(str(error))
+        train.join()
+        return found
+
+    def step(state):
+        return train.step(state, train.batch(part))
+
+    def shorter(state):
+        return train.step(state, train.batch(fewer))
+
+    found = {"batch": errors([step, shorter, train.drain])}
+    if executor == "host":  # fused programs of two kinds may have several collectives
+        orders = [step, step, train.drain], [step, train.drain, step]
+        found["order"] = errors(orders[rank])
+    return found, errors([step, step, train.drain])
+
+
 def coded_step(name, devices):
     """Returns a train step of width 2 that compresses, most with a codec state."""
     key, reduce_dtype = jax.random.key(0), None
@@ -600,6 +632,7 @@ TASKS = {
     "stateful": stateful,
     "exact": exact,
     "fed": fed,
+    "apart": apart,
     "coded": coded,
     "frozen": frozen,
     "partly_delayed": partly_delayed,

@@ -1,0 +1,83 @@
+"""Marks by which devices of several processes see whether all make the same call.
+
+If a process takes another number of steps before a drain, or a batch of other shapes,
+devices add up gradients that do not belong together, and no number shows it. So a mark
+of the call travels with the loss. All marks are the same if their sum is p times the
+own one.
+"""
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipejax._internal.mesh import AxisName, axis_size
+from pipejax._internal.types import Tree
+
+from ._exchange import Exchange
+from ._message import Message
+from ._reduce import Reduced
+
+
+def mark_of(batch: Tree) -> np.uint32:
+    """Returns the mark of a call with a batch, from shapes and dtypes alone.
+
+    A drain has no batch, nor has a message that was in flight before the call.
+    """
+    return _mark(tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(batch)))
+
+
+@functools.cache
+def _mark(form: Any) -> np.uint32:
+    return np.uint32(zlib.crc32(repr(form).encode()))
+
+
+def marked(
+    exchange_of: Callable[[Message], Exchange],
+    message: Message,
+    mark: jax.Array | np.uint32,
+    axis_name: AxisName,
+) -> Exchange:
+    """Returns the exchange of a message, which also compares the marks of devices.
+
+    Args:
+      exchange_of: Function that makes the exchange of a message.
+      mark: uint32 scalar, what this device calls.
+    """
+    devices = axis_size(axis_name)
+    # Float32 counts up to 2**24.
+    most = np.uint32(max(1, 2**24 // devices))
+    own = (jnp.asarray(mark) % most).astype(jnp.float32)
+    values = jnp.append(message.passengers.values, own)
+    exchange = exchange_of(_with_values(message, values))
+
+    def end(value: Any) -> Reduced:
+        reduced = exchange.end(value)
+        sums = reduced.sum.passengers.values
+        alike = jnp.abs(sums[-1:] - devices * own) < 1 / 2
+        return reduced._replace(sum=_with_values(reduced.sum, sums[:-1]), alike=alike)
+
+    return exchange._replace(end=end)
+
+
+def check_alike(alike: jax.Array | None) -> None:
+    """Raises a `ValueError` if the marks of devices differ; waits for them."""
+    if alike is None or np.all(alike.addressable_data(0)):
+        return
+    raise ValueError(
+        "`train.step` and `train.drain` must be called in the same order on every"
+        " process, with a `batch` of the same shapes; got another call or another batch"
+        " on another process, so gradients were added up that do not belong together."
+        " Give `train.batch` as many examples on every process, take as many steps"
+        " before a drain (`train.fewest_batches`), and go on from the last checkpoint."
+    )
+
+
+def _with_values(message: Message, values: jax.Array) -> Message:
+    passengers = dataclasses.replace(message.passengers, values=values)
+    return message._replace(passengers=passengers)
