@@ -11,7 +11,7 @@ from pipejax._internal.types import Tree
 from pipejax.train_step import LocalState, PipelineState, TrainStep
 
 from ._leaves import GATHERED, Form, form, named, part_of
-from ._meta import passengers_of
+from ._meta import optimizers_of, passengers_of
 
 
 def check_kind(path: epath.Path, meta: dict[str, Any], *, rounds: bool) -> None:
@@ -81,6 +81,20 @@ def check_names(
             " was drained, `state, _ = train.drain(state)`, or restore the checkpoint"
             f" with the old loss function. {go_on}"
         )
+
+
+def check_optimizers(
+    path: epath.Path, meta: dict[str, Any], like: PipelineState | LocalState
+) -> None:
+    """Raises a `ValueError` if the states in a checkpoint are of other optimizers."""
+    for was, now in zip(meta["optimizers"], optimizers_of(like), strict=True):
+        if was != now:
+            raise ValueError(
+                "`train` must have the optimizer that the checkpoint has a state of:"
+                f" the one in {path} is made of {was:.200}; got one of {now:.200}. To"
+                " change it, restore the checkpoint with the old optimizer, drain it,"
+                " and call `train.init(state.params)` of a train step with the new one."
+            )
 
 
 def check_form(path: epath.Path, saved: dict[str, Any], target: Tree) -> None:

@@ -11,9 +11,13 @@ import hashlib
 import json
 from typing import Any
 
+import jax
+import optax
 from etils import epath
 
 from pipejax._core.message import count, width_of
+from pipejax._internal.structures import containers
+from pipejax._internal.types import Tree
 from pipejax.train_step import LocalState, PipelineState
 
 from ._fault import DamagedError
@@ -21,7 +25,7 @@ from ._leaves import form, is_weak, named
 from ._spread import Spread
 
 _DIGEST = "digest"
-_VERSION = 1  # of what this module writes
+_VERSION = 2  # of what this module writes
 
 
 def meta_of(
@@ -36,6 +40,7 @@ def meta_of(
         "step": step,
         **(_of_rounds(state) if isinstance(state, LocalState) else _of_pipeline(state)),
         "leaves": {name: form(leaf) for name, leaf in leaves.items()},
+        "optimizers": optimizers_of(state),
         "weak": [name for name, leaf in leaves.items() if is_weak(leaf)],
         "checksums": sums,
         "extras": digest(extras),
@@ -67,6 +72,25 @@ def passengers_of(state: PipelineState | LocalState) -> list[str]:
     if isinstance(state, LocalState):
         return state.own.reported.names
     return [name for x in state.in_flight.pending[:1] for name in x.passengers.names]
+
+
+def optimizers_of(state: PipelineState | LocalState) -> list[str]:
+    """Returns the types that the states of all optimizers are made of, as text."""
+    if isinstance(state, LocalState):
+        trained, shared = state.local.trainable, state.shared
+        outer = _types(shared.outer[0], shared.anchor[0])
+        return [_types(trained.opt_state, trained.params), outer]
+    return [_types(state.opt_state, state.params)]
+
+
+def _types(opt_state: optax.OptState, params: Tree) -> str:
+    """Returns the types of an optimizer state, without those of parameters in it."""
+    like: Any = jax.tree.structure(params)
+
+    def is_like(node: Any) -> bool:
+        return bool(jax.tree.structure(node) == like)
+
+    return containers(jax.tree.map(lambda _: 0, opt_state, is_leaf=is_like))
 
 
 def read(path: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -14,6 +14,7 @@ from ._check_like import check_optimizer_of
 from ._check_saved import (
     check_form,
     check_kind,
+    check_optimizers,
     check_passengers,
     check_train,
     differing,
@@ -44,6 +45,7 @@ def wanted_of_pipeline(
     target = shapes_on(train, target, before)
     saved = {k: v for k, v in leaves.items() if not part_of(k, anew)}
     check_form(path, saved, target)
+    check_optimizers(path, meta, like)
     check_optimizer_of(train, like)
     # For `reshard` to share out, every device receives the messages of all.
     form = _placed(train, target, whole=before.moves_to(train.config))

@@ -38,6 +38,7 @@ def pipeline_state(
         state = _with_empty_queue(train, state, wanted)
     if CODECS in anew:
         state = _with_new_codec_states(train, state, saved)
+    state = train.known_pairs.remember(state)
     if not saved.meta["in_flight"]:
         return state, False, ()
     if before.devices != config.devices:

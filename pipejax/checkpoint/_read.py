@@ -71,9 +71,9 @@ def read_step(
     if isinstance(found, Fault):
         return found
     meta, extras = found
-    check_version(path, meta)
     if fault := attempt(lambda: check_whole(meta, extras, step)):
         return fault
+    check_version(path, meta)
     wanted = choose(path, meta)
     shapes = written(wanted)
     arrays = attempt(lambda: _arrays(path, solid(shapes)))

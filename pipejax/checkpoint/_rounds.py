@@ -19,7 +19,7 @@ from pipejax._internal.mesh import auto_mesh
 from pipejax._internal.round_schedule import RoundSchedule
 from pipejax.train_step import LocalState, LocalTrainStep
 
-from ._check_saved import check_form, check_kind, check_names
+from ._check_saved import check_form, check_kind, check_names, check_optimizers
 from ._leaves import part_of, zeros
 from ._read import Saved, Wanted, rebuilt, warn_of_lost
 from ._spread import Spread
@@ -69,6 +69,7 @@ def wanted_of_rounds(
     form = placed._replace(own=own)
     saved = {k: v for k, v in meta["leaves"].items() if not part_of(k, anew)}
     check_form(path, saved, form)
+    check_optimizers(path, meta, like)
     numbers = {f"position.{name}": n for name, n in meta["rounds"].items()}
     return Wanted(form, numbers, before, anew)
 

@@ -33,8 +33,8 @@ class Pair(NamedTuple):
 
 
 @dataclasses.dataclass
-class LastPairs:
-    """The pairs of the state that a train step returned last.
+class KnownPairs:
+    """The pairs of the states that a train step has returned and somebody still has.
 
     References are weak, so that no array is kept alive.
     """
@@ -42,14 +42,24 @@ class LastPairs:
     _pairs: list[tuple[list[Any], list[Any]]] = dataclasses.field(default_factory=list)
 
     def remember(self, state: PipelineState) -> PipelineState:
-        """Returns the state, whose pairs replace those known before."""
-        self._pairs = [(_weak(x.part), _weak(x.copy)) for x in _pairs_of(state)]
+        """Returns the state, whose pairs are known from now on."""
+        pairs = [*_pairs_of(state)]
+        new = [(_weak(x.part), _weak(x.copy)) for x in pairs]
+
+        def is_old(part: list[Any], copy: list[Any]) -> bool:
+            gone = not all(x() is not None for x in (*part, *copy))
+            return gone or any(
+                _same(part, x.part) and _same(copy, x.copy) for x in pairs
+            )
+
+        self._pairs = [pair for pair in self._pairs if not is_old(*pair)] + new
         return state
 
     def check(self, state: PipelineState) -> None:
         """Raises a `ValueError` if a known copy is beside another part than before."""
-        for pair, (part, copy) in zip(_pairs_of(state), self._pairs, strict=False):
-            if _same(copy, pair.copy) and not _same(part, pair.part):
+        for pair in _pairs_of(state):
+            parts = [part for part, copy in self._pairs if _same(copy, pair.copy)]
+            if parts and not any(_same(part, pair.part) for part in parts):
                 raise ValueError(
                     f"`{pair.name}` must not be replaced by hand alone: {pair.reason}"
                 )

@@ -54,7 +54,7 @@ from pipejax._internal.structures import form_of, identical
 from pipejax._internal.types import Tree
 from pipejax.collectives import Transfer
 
-from ._edited import LastPairs
+from ._edited import KnownPairs
 from ._feed import (
     data_sharding,
     global_batch,
@@ -94,7 +94,7 @@ class TrainStep:
     boundaries: tuple[int, ...] = ()
     _checked: Checked = dataclasses.field(default_factory=Checked)
     _lead: Lead = dataclasses.field(default_factory=Lead)
-    _last_pairs: LastPairs = dataclasses.field(default_factory=LastPairs)
+    known_pairs: KnownPairs = dataclasses.field(default_factory=KnownPairs)
 
     @without_mesh()
     def init(
@@ -147,7 +147,7 @@ class TrainStep:
         }
         state = initial(self.phases, arguments, plan, settings)
         check_model_state(self.config, state, inputs)
-        return self._last_pairs.remember(self._begun(state))
+        return self.known_pairs.remember(self._begun(state))
 
     @without_mesh()
     def abstract_state(
@@ -256,7 +256,7 @@ class TrainStep:
             past = state.in_flight
             queue = queue._replace(filled=past.filled, codec_states=past.codec_states)
             state = state._replace(in_flight=queue)
-        return self._last_pairs.remember(state), info
+        return self.known_pairs.remember(state), info
 
     @without_mesh()
     def batch(self, local: Any, *, axis_name: AxisName | None = None) -> Any:
@@ -355,7 +355,7 @@ class TrainStep:
             results = self._one_program(phase, error).drain(state)
         state, infos, alike = results
         self._lead.check_all(alike)
-        return self._last_pairs.remember(state), infos
+        return self.known_pairs.remember(state), infos
 
     @without_mesh()
     def lower(
@@ -534,7 +534,7 @@ class TrainStep:
         check_state(state, self.config.data.device_set, counted=bool(self.boundaries))
         inner = inner_axes(self.mesh, self.axis_name)
         check_kind(state, inner, sharded=self.config.step.shards_optimizer)
-        self._last_pairs.check(state)
+        self.known_pairs.check(state)
         config = self.config
         check_in_flight(state.in_flight, self.width, config.devices, config.messages)
         kept = state.in_flight.codec_states

@@ -5,13 +5,16 @@ import re
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 
 import pipejax as pj
 from pipejax import checkpoint
 from pipejax._core.message import count as count_in_flight
+from pipejax.checkpoint._meta import digest
 
 from ..grid import grid
 from ..helpers import (
@@ -280,9 +283,55 @@ def test_checkpoint_of_an_earlier_version_is_refused(manager):
     checkpoint.save(manager, init(train))
     manager.wait_until_finished()
     (meta,) = manager.directory.glob("*/meta/metadata")
-    meta.write_text(json.dumps({"width": 2, "devices": 4}))
+    past = {**json.loads(meta.read_text()), "version": 1}
+    del past["digest"]
+    meta.write_text(json.dumps({**past, "digest": digest(past)}))
     with pytest.raises(ValueError, match=r"that this version of pipejax writes"):
         checkpoint.restore(manager, train, init(train))
+
+
+@pytest.mark.parametrize("damaged", ['"verrion": 2', '"version": 3'])
+def test_damaged_version_is_damage(manager, damaged):
+    train, (batch,) = train_step(), batches(1)
+    state = init(train)
+    checkpoint.save(manager, state)
+    state = run(train, state, [batch])
+    checkpoint.save(manager, state)
+    manager.wait_until_finished()
+    meta = manager.directory / "1" / "meta" / "metadata"
+    found = meta.read_text()
+    assert found.count('"version": 2') == 1
+    meta.write_text(found.replace('"version": 2', damaged))
+    assert int(checkpoint.restore(manager, train, init(train)).state.step) == 0
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_state_of_another_optimizer_is_refused(manager, local):
+    """Their arrays have the same names and shapes."""
+
+    def made(tx):
+        settings = {"mesh": pj.data_mesh(2)}
+        if local:
+            return pj.make_local_step(loss_fn, tx, **settings)
+        return pj.make_train_step(loss_fn, tx, **settings)
+
+    old, new = made(optax.adam(0.1)), made(optax.adabelief(0.1))
+    checkpoint.save(manager, old.init(init_params()))
+    message = "that the checkpoint has a state of: .*ScaleByAdamState.* got .*Belief"
+    with pytest.raises(ValueError, match=message):
+        checkpoint.restore(manager, new, new.init(init_params()))
+
+
+def test_restored_state_is_not_replaced_in_part(manager):
+    train = new_train_step(shard_optimizer=True)
+    checkpoint.save(manager, init(train))
+    other, (batch,) = new_train_step(shard_optimizer=True), batches(1)
+    state = checkpoint.restore(manager, other, init(other)).state
+    zeros = jax.tree.map(jnp.zeros_like, state.params)
+    edited = state._replace(trainable=state.trainable._replace(params=zeros))
+    with pytest.raises(ValueError, match=r"`state\.params` must not be replaced by ha"):
+        other.step(edited, batch)
+    other.step(state, batch)
 
 
 def test_checkpoint_of_another_program_is_refused(tmp_path):

@@ -1,5 +1,7 @@
 """Tests that no state is taken of which one of two copies was replaced by hand."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,6 +58,19 @@ def test_states_from_before_and_copies_are_taken():
     train.step(state, data[2])
     train.step(jax.tree.map(jnp.copy, other), data[2])
     train.step(first, data[1])
+    for past in (first, state):
+        with refused("`state.params` must not be replaced by hand alone"):
+            train.step(clipped(past), data[0])
+
+
+def test_pairs_of_states_that_nobody_has_are_forgotten():
+    train, state = begun(shard_optimizer=True)
+    for batch in batches(4):
+        state, _ = train.step(state, batch)
+    jax.block_until_ready(state)
+    gc.collect()
+    state, _ = train.step(state, batch)
+    assert len(train.known_pairs._pairs) <= 2
 
 
 def scaled(tree, scale):

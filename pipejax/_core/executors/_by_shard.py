@@ -39,7 +39,8 @@ def exchange_by_shard(
     does in `exchange_on_mesh`, so the bits are the same.
     """
     mesh, axis = config.mesh, config.axis_name
-    meshes, own, messages = _by_shard(mesh, axis), P(axis), config.message_spec
+    meshes, messages = _by_shard(mesh, axis), config.message_spec
+    own: Any = P(axis)
     inner = {name: mesh.shape[name] for name in inner_axes(mesh, axis)}
     placed = [placed_once(place) for place in meshes]
 
@@ -52,8 +53,9 @@ def exchange_by_shard(
         ) -> tuple[Reduced, CodecStates]:
             return grouped.exchange(None, message, valid, mark).run(before)
 
-        reduced: Any = Reduced(P(), P(), P(), P(), P(), own)
-        specs = (messages, own, P(), P()), (reduced, own)
+        whole: Any = P()
+        reduced = Reduced(whole, whole, whole, whole, whole, own)
+        specs = (messages, own, whole, whole), (reduced, own)
         mapped = (on_mesh(local, place, *specs) for place in meshes)
         return [jax.jit(each) for each in mapped]
 
@@ -80,9 +82,10 @@ def exchange_by_shard(
         totals, after = zip(*jax.block_until_ready(done), strict=True)
         for total in totals:
             check_alike(total.alike)
-        totals = [total._replace(alike=None) for total in totals]
         shards = message.shards
-        sums = [x._replace(sum=x.sum._replace(shards=shards)) for x in totals]
+        sums = [
+            x._replace(sum=x.sum._replace(shards=shards), alike=None) for x in totals
+        ]
         total = _together(sums, mesh, inner)
         # All devices of a group keep their codec states, or none of them does.
         usable = all(bool(x.usable.addressable_data(0)) for x in totals)
