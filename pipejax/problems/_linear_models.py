@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from pipejax._internal.numbers import number
+
 from ._newton import minimise
 from ._problem import Loss, Problem
 
@@ -346,7 +348,7 @@ def _checked(x: Any, y: Any, l2: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("`x` and `y` must be finite, got NaN or infinity in them.")
-    if not 0 <= l2 < np.inf:
+    if not 0 <= number(l2) < np.inf:
         raise ValueError(f"`l2` must be a finite number of at least 0, got {l2!r}.")
     return x, y
 

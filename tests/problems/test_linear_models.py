@@ -99,6 +99,10 @@ def test_optimum_of_logistic_regression_on_a_constant_is_the_log_odds():
             lambda: problems.least_squares(features(), targets(), l2=np.inf),
             "`l2` must be a finite number",
         ),
+        (
+            lambda: problems.softmax(features(), labels(), l2="a"),
+            "`l2` must be a finite number of at least 0, got 'a'",
+        ),
         (lambda: problems.softmax(features(), labels(), l2=0), "`l2` must be above 0"),
         (
             lambda: problems.softmax(features(), targets(), l2=0.1),
