@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from pipejax import codecs, timing
 
+from ._usage import UsageError
+
 USUAL = ("bf16", "int8", "fp8_e4m3", "int4", "power_sgd")
 """The codecs that commands consider by default, and whose speeds can be assumed.
 
@@ -18,7 +20,13 @@ _IN_ROUNDS = ("int4",)  # with error feedback; docs/benchmarks/accuracy_sharded.
 
 
 def candidates(names: Iterable[str]) -> dict[str, codecs.Codec]:
-    """Makes codecs by name, each with error feedback if `feeds_back` says so."""
+    """Makes the codecs that `--codecs` names, with feedback if `feeds_back` says so."""
+    names = list(names)
+    if unknown := [name for name in names if name not in codecs.NAMES]:
+        raise UsageError(
+            f"`--codecs` must be names out of {', '.join(codecs.NAMES)}; got"
+            f" {', '.join(unknown)}"
+        )
     found = {name: codecs.named(name) for name in names}
     return {
         name: codecs.error_feedback(codec) if _fed(name, codec) else codec

@@ -222,6 +222,9 @@ def _of(record: Any, elements: int, *, shared: bool) -> Known:
 
 def _assumed(args: argparse.Namespace) -> Known:
     device, latency = args.device or "cpu", timing.LATENCY
+    devices = 1 if args.devices is None else args.devices
+    check("hosts", args.hosts, 1, 10**9)
+    check("devices", devices, 1, 10**9)
     if args.latency_us is not None:
         check("latency-us", args.latency_us, 0, 10**12)
         latency = args.latency_us / 1e6
@@ -229,7 +232,7 @@ def _assumed(args: argparse.Namespace) -> Known:
         cluster = timing.assumed(
             args.hosts,
             bits("bandwidth", args.bandwidth) / 8,
-            1 if args.devices is None else args.devices,
+            devices,
             device=device,
             latency=latency,
         )

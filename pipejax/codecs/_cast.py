@@ -139,7 +139,10 @@ def cast(dtype: DTypeLike) -> Cast:
       >>> codec.decode(payload, 1)
       Array([0.33398438], dtype=float32)
     """
-    name = jnp.dtype(dtype).name
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
     if name not in ("float32", "bfloat16", "float16"):
         raise ValueError(
             f"`dtype` must be float32, bfloat16 or float16; got {name}. For eight bits,"

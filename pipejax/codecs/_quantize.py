@@ -34,9 +34,10 @@ class Quantize(Rounding):
     def rounded(self, x: jax.Array, noise: jax.Array | None) -> jax.Array:
         x = x.astype(jnp.float32)
         low, level = self._levels(x)
-        # The difference of two finite numbers may overflow. The difference of their
-        # halves cannot.
-        above = (x / 2 - low / 2) * jnp.where(level > 0, 2 / level, 0.0)
+        # The difference of two finite numbers may overflow, and `1 / level` may be
+        # subnormal, which is zero on most devices. Neither happens after a division by
+        # 4.
+        above = (x / 4 - low / 4) * jnp.where(level > 0, 4 / level, 0.0)
         codes = jnp.clip(to_integer(above, noise, self.top), 0, self.top)
         packed = pack(codes.astype(jnp.uint8), self.bits)
         return jnp.concatenate([packed, to_words(jnp.stack([low, level]))])
@@ -69,6 +70,9 @@ def quantize(bits: int = 8) -> Quantize:
     and the element decodes to `x_min + q d`, with an error of at most `d / 2`. A single
     outlier widens the spacing of all levels. `int8` and `int4` instead have separate
     levels for each block of neighboring elements. `stochastic` can wrap the codec.
+
+    Where `x_max - x_min` exceeds 3.4e38, which float32 cannot hold, elements may decode
+    to infinity or NaN.
 
     Args:
       bits: The number of bits per element: 8, 4, 2 or 1. The payload has 8 more bytes

@@ -263,8 +263,8 @@ def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
         whose residual would otherwise grow.
 
     Raises:
-      ValueError: If `k` or `key` breaks its rule. When a vector is encoded, also if it
-        has fewer than `k` elements.
+      ValueError: If `k`, `key` or `scaled` breaks its rule. When a vector is encoded,
+        also if it has fewer than `k` elements.
 
     Examples:
       Two elements of eight are sent, one from each half, and multiplied by 4:
@@ -280,6 +280,8 @@ def random_k(k: int | float, key: jax.Array, *, scaled: bool = True) -> RandomK:
       https://arxiv.org/abs/1809.07599
     """
     check_key(key)
+    if not isinstance(scaled, bool):
+        raise ValueError(f"`scaled` must be True or False, got {scaled!r}.")
     return RandomK(check_k(k), key, scaled)
 
 

@@ -3,10 +3,12 @@
 import bisect
 import dataclasses
 import itertools
+import operator
 from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
+from pipejax._internal.integers import is_integer
 from pipejax._internal.mesh import AxisName
 
 from ._all_reduce import AllReduce
@@ -88,19 +90,20 @@ def scheduled(all_reduces: Sequence[AllReduce], boundaries: Sequence[int]) -> Sc
       >>> [schedule.phase(step) for step in (0, 499, 500)]
       [0, 0, 1]
     """
-    ends = (0, *boundaries)
-    rising = all(a < b for a, b in itertools.pairwise(ends))
+    if not isinstance(all_reduces, Sequence) or not all(
+        isinstance(each, AllReduce) for each in all_reduces
+    ):
+        raise ValueError(
+            "`all_reduces` must be a list of algorithms such as pj.collectives.psum(),"
+            f" got {all_reduces!r}."
+        )
+    ends = [0, *boundaries]
+    rising = all(is_integer(b, a + 1) for a, b in itertools.pairwise(ends))
     if len(all_reduces) != len(ends) or not rising:
         raise ValueError(
-            "`boundaries` must be positive and increasing, one fewer than"
-            f" `all_reduces`; got {list(boundaries)} for {len(all_reduces)} algorithms."
+            "`boundaries` must be positive and increasing integers, one fewer than"
+            f" `all_reduces`; got {ends[1:]} for {len(all_reduces)} algorithms."
             " Give the step at which each algorithm but the first takes over."
         )
-    for all_reduce in all_reduces:
-        if not isinstance(all_reduce, AllReduce):
-            raise ValueError(
-                "`all_reduces` must be algorithms such as pj.collectives.psum(), got"
-                f" {all_reduce!r}."
-            )
     phases = (ScheduledAllReduce(x, i) for i, x in enumerate(all_reduces))
-    return Schedule(tuple(phases), tuple(boundaries))
+    return Schedule(tuple(phases), tuple(map(operator.index, boundaries)))

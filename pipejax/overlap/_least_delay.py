@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pipejax._internal.numbers import number
 from pipejax._internal.types import Tree
 from pipejax.train_step import PipelineState, TrainStep
 
@@ -77,12 +78,12 @@ def least_delay(
             f" {type(train).__name__}. Make it with pj.make_train_step: only a pipeline"
             " delays gradients."
         )
-    if not 0 < compute < np.inf:
+    if not 0 < number(compute) < np.inf:
         raise ValueError(
             f"`compute` must be a number of seconds above 0, got {compute!r}. Measure"
             " it with pj.overlap.measure."
         )
-    if not 0 <= exchange < np.inf:
+    if not 0 <= number(exchange) < np.inf:
         raise ValueError(
             "`exchange` must be a number of seconds of at least 0, got"
             f" {exchange!r}. Measure it with pj.overlap.measure."

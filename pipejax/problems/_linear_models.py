@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from pipejax._internal.numbers import number
+
 from ._newton import minimise
 from ._problem import Loss, Problem
 
@@ -266,7 +268,10 @@ def _smooth(
     """
     x, y, l2 = data
     loss_fn = _loss_fn(loss, l2)
-    optimum = minimise(lambda w: loss_fn(w, (x, y)), np.zeros(shape))
+    # Newton's tolerance is absolute. For `v = units * w`, neither the features nor `l2`
+    # are far above 1, and one of them is about 1 in each column.
+    units = np.maximum(_magnitudes(x), np.sqrt(l2)).reshape(-1, *[1] * (len(shape) - 1))
+    optimum = minimise(lambda v: loss_fn(v / units, (x, y)), np.zeros(shape)) / units
     steepest = slope * float(np.linalg.norm(x, axis=1).max())
     largest = curvature * float(np.linalg.norm(x, ord=2)) ** 2 / len(x) + l2
     return _problem(loss, data, optimum, (l2, largest), lambda radius: steepest)
@@ -287,13 +292,16 @@ def _least(rows: list[Row]) -> np.ndarray:
     from scipy import optimize, sparse  # slow to import
 
     n, d = rows[0][0].shape
+    # The solver drops entries below 1e-9 and ignores errors below 1e-7. Each column is
+    # therefore divided by its magnitude, and the bounds by theirs.
+    columns, bound = _magnitudes(rows[0][0]), np.concatenate([b for _, b in rows])
+    size = _magnitudes(bound)
     # The unknowns are w and then s. A row says `a w - s <= b`, that is `a w - b <= s`.
-    matrix = sparse.vstack([sparse.hstack([a, -sparse.eye(n)]) for a, _ in rows])
-    bound = np.concatenate([b for _, b in rows])
+    scaled = [sparse.hstack([a / columns, -sparse.eye(n)]) for a, _ in rows]
     solved = optimize.linprog(
         np.concatenate([np.zeros(d), np.ones(n)]),
-        A_ub=matrix.tocsr(),
-        b_ub=bound,
+        A_ub=sparse.vstack(scaled).tocsr(),
+        b_ub=bound / size,
         bounds=[(None, None)] * d + [(0, None)] * n,
         method="highs",
     )
@@ -302,7 +310,15 @@ def _least(rows: list[Row]) -> np.ndarray:
             "`x` and `y` must have an optimum that a linear-program solver finds; got"
             f" the answer: {solved.message} Scale the features."
         )
-    return np.asarray(solved.x[:d])
+    return np.asarray(solved.x[:d] * size / columns)
+
+
+def _magnitudes(x: np.ndarray) -> np.ndarray:
+    """Returns for each column a power of two, by which a division is exact.
+
+    The largest magnitude of a column, if it is not 0, is from 1 to 2 of these.
+    """
+    return np.exp2(np.frexp(np.abs(x).max(axis=0))[1] - 1.0)
 
 
 def _separable(x: np.ndarray, y: np.ndarray) -> bool:
@@ -311,7 +327,7 @@ def _separable(x: np.ndarray, y: np.ndarray) -> bool:
 
     # The sum of the margins is above 0 only if some margin is, since none may be below
     # 0. The bounds on w keep the sum finite: only the direction of w counts.
-    margins = y[:, None] * x
+    margins = y[:, None] * x / _magnitudes(x)
     solved = optimize.linprog(
         -margins.sum(axis=0),
         A_ub=-margins,
@@ -332,7 +348,7 @@ def _checked(x: Any, y: Any, l2: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("`x` and `y` must be finite, got NaN or infinity in them.")
-    if not 0 <= l2 < np.inf:
+    if not 0 <= number(l2) < np.inf:
         raise ValueError(f"`l2` must be a finite number of at least 0, got {l2!r}.")
     return x, y
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.sparse.linalg import cg
 
 # Limit on the norm of the gradient: absolute, or relative to the norm at the start if
-# that norm is above 1.
+# that norm is above 1. The function is to have a curvature of about 1.
 TOLERANCE = 1e-11
 _ROUNDS = 200
 _HALVINGS = 40
@@ -53,5 +53,5 @@ def minimise(
     raise ValueError(
         "`x` and `y` must have an optimum that Newton's method finds; the norm of the"
         f" gradient fell to {norm:.3g}, not to {enough:.3g}. Pass a larger `l2`, or"
-        " scale the features."
+        " remove features that nearly depend on others."
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipejax._internal.integers import is_integer
+from pipejax._internal.numbers import number
 
 from ._problem import Problem
 
@@ -48,7 +49,7 @@ def quadratic(
             "`spectrum` must be a vector of finite eigenvalues of at least 0, got"
             f" {spectrum!r}."
         )
-    if not 0 <= noise < np.inf:
+    if not 0 <= number(noise) < np.inf:
         raise ValueError(
             f"`noise` must be a finite number of at least 0, got {noise!r}."
         )

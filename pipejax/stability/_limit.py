@@ -19,7 +19,8 @@ from collections.abc import Callable
 import numpy as np
 import optax
 
-from pipejax._core.checks import check_flag, check_width
+from pipejax._core.checks import check_flag, check_tx, check_width
+from pipejax._internal.numbers import number
 
 from ._linear import linear_update
 from ._loop import Loop, deviations, loop
@@ -91,7 +92,7 @@ def spectral_radius(
       Giladi et al., At Stability's Edge, ICLR 2020,
       https://openreview.net/forum?id=Bkeb7lHtvH
     """
-    if not 0 <= curvature < np.inf:
+    if not 0 <= number(curvature) < np.inf:
         raise ValueError(
             f"`curvature` must be a finite number of at least 0, got {curvature!r}."
             " A direction of negative curvature has no optimum to converge to."
@@ -201,7 +202,7 @@ def max_learning_rate(
       Giladi et al., At Stability's Edge, ICLR 2020,
       https://openreview.net/forum?id=Bkeb7lHtvH
     """
-    if not curvature > 0:
+    if not number(curvature) > 0:
         raise ValueError(
             f"`curvature` must be a number above 0, got {curvature!r}. Pass the largest"
             " eigenvalue of the Hessian of the loss, or 1 to compare widths."
@@ -231,10 +232,10 @@ def _loops(
     weight_prediction: bool,
     at_once: float | None,
 ) -> list[Loop]:
-    update, width = linear_update(tx), check_width(width)
+    update, width = linear_update(check_tx(tx)), check_width(width)
     check_flag("weight_prediction", weight_prediction)
     if at_once is not None:
-        if not 0 <= at_once <= 1:
+        if not 0 <= number(at_once) <= 1:
             raise ValueError(
                 f"`at_once` must be a share from 0 to 1, or None, got {at_once!r}. It"
                 " is the part of a gradient that is not delayed."

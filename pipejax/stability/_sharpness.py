@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
+from pipejax._internal.numbers import check_inexact, number
 from pipejax._internal.ravel import promoted
 from pipejax._internal.structures import shapes
 
@@ -81,7 +82,8 @@ def sharpness(
     """
     from scipy.sparse.linalg import LinearOperator, eigsh  # slow to import
 
-    if not 0 < rtol < 1:
+    check_inexact("params", params)
+    if not 0 < number(rtol) < 1:
         raise ValueError(
             f"`rtol` must lie in (0, 1), got {rtol!r}. It is the largest error of the"
             " eigenvalue, relative to the eigenvalue."

@@ -4,9 +4,8 @@ import math
 import operator
 from typing import Any
 
-import numpy as np
-
 from pipejax._internal.integers import is_integer
+from pipejax._internal.numbers import number
 
 MOST = 10**9
 
@@ -49,17 +48,6 @@ def check_speed(argument: str, value: Any) -> float:
             " Gbit/s as 125e6, or give math.inf for work that takes no time."
         )
     return number(value)
-
-
-def number(value: Any) -> float:
-    """Returns a number of Python or NumPy as a float, and anything else as NaN."""
-    kinds = int | float | np.integer | np.floating
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:  # an int that no float can hold
-        return math.nan
 
 
 def store(record: Any, **values: float) -> None:

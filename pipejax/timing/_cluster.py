@@ -4,7 +4,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from ._checks import check_count, check_seconds, check_speed, number, store
+from pipejax._internal.numbers import number
+
+from ._checks import check_count, check_seconds, check_speed, store
 
 
 @dataclasses.dataclass(frozen=True)

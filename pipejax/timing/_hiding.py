@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from pipejax._core.checks import check_flag
 from pipejax._internal.integers import is_integer
 
 from ._exchange import Duration
@@ -145,7 +146,8 @@ def batch_to_hide(
       batch hides it, and infinite if the passes take no time.
 
     Raises:
-      ValueError: If `width` is not a whole number of at least 2.
+      ValueError: If `width` is not a whole number of at least 2, or a flag is
+        not a bool.
 
     Examples:
       >>> import pipejax as pj
@@ -158,6 +160,9 @@ def batch_to_hide(
             f"`width` must be a whole number of at least 2, got {width!r}. At width 1"
             " no exchange is hidden."
         )
+    check_flag("weight_prediction", weight_prediction)
+    check_flag("one_core", one_core)
+    check_flag("shard_optimizer", shard_optimizer)
     # One update of the step itself, and K - 1 updates of the prediction.
     updates = (width if weight_prediction else 1) * compute.update
     also = compute.inside + (exchange.computed if one_core else 0.0)

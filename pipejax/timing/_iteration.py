@@ -8,9 +8,10 @@ a backward pass of two thirds of c.
 
 import dataclasses
 
+from pipejax._core.checks import check_flag
 from pipejax._internal.integers import is_integer
 
-from ._checks import check_seconds, store
+from ._checks import check_count, check_seconds, store
 from ._exchange import Duration
 
 
@@ -46,13 +47,15 @@ class Compute:
           seconds: Seconds of the forward and the backward pass together.
           update: Seconds to update the parameters and the optimizer state.
         """
+        seconds = check_seconds("seconds", seconds)
         # For each product of the forward pass, the backward pass has two: one for the
         # gradient of the input, and one for that of the weights.
         return cls(seconds / 3, 2 * seconds / 3, update)
 
     def sharded(self, devices: int) -> "Compute":
         """Returns the times of one of some devices that share the update equally."""
-        return dataclasses.replace(self, update=self.update / devices)
+        shares = check_count("devices", devices)
+        return dataclasses.replace(self, update=self.update / shares)
 
     def averaging(self, seconds: float) -> "Compute":
         """Returns the times of a step that also averages gradients inside its host.
@@ -188,7 +191,7 @@ def pipelined_step_time(
         added to c.
 
     Raises:
-      ValueError: If `width` is not a whole number above 0.
+      ValueError: If `width` is not a whole number above 0, or a flag is not a bool.
 
     References:
       Li et al., Pipe-SGD, 2018, https://arxiv.org/abs/1811.03619
@@ -201,6 +204,8 @@ def pipelined_step_time(
     """
     if not is_integer(width, 1):
         raise ValueError(f"`width` must be a whole number above 0, got {width!r}.")
+    check_flag("weight_prediction", weight_prediction)
+    check_flag("one_core", one_core)
     if width == 1:
         return synchronous_step_time(compute, exchange)
     # A core that encodes and adds cannot compute the model meanwhile. The rest of the

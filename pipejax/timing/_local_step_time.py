@@ -1,5 +1,6 @@
 """The time of a local step in closed form."""
 
+from pipejax._core.checks import check_flag
 from pipejax._internal.round_schedule import RoundSchedule
 
 from ._exchange import Duration
@@ -34,7 +35,8 @@ def local_step_time(
         added to `V c`.
 
     Raises:
-      ValueError: If H is not an integer of at least 1, or V not one from 0 to H.
+      ValueError: If H is not an integer of at least 1, V not one from 0 to H, or
+        `one_core` not a bool.
 
     References:
       Douillard et al., Streaming DiLoCo, 2025, https://arxiv.org/abs/2501.18512
@@ -48,6 +50,7 @@ def local_step_time(
       >>> [pj.timing.local_step_time(compute, exchange, 10, v) for v in (0, 5, 10)]
       [2.0, 1.5, 1.0]
     """
+    check_flag("one_core", one_core)
     RoundSchedule(sync_every, overlap_steps)  # which checks both
     also = exchange.computed if one_core and overlap_steps else 0.0
     chunks = exchange.total + max(0, overlap_steps - 1) * exchange.fixed

@@ -8,7 +8,9 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from ._checks import check_elements, number
+from pipejax._internal.numbers import number
+
+from ._checks import check_elements
 from ._cluster import Cluster, Link
 
 

@@ -75,10 +75,16 @@ def simulate(
 ) -> Trace:
     """Simulates steps of Pipe-SGD at width K, or local steps, message by message.
 
-    Where all hosts are alike and times do not vary, the step time agrees with
-    `pipelined_step_time` and `local_step_time`. Use this function for stragglers,
-    jitter, and links that several devices share. The simulation has no weight
-    prediction.
+    Where all hosts are alike, have one device each, and times do not vary, the step
+    time agrees with `pipelined_step_time` and `local_step_time`, with two exceptions:
+
+    - The server of `parameter_server` receives the next gradients while it still sends
+      a sum, because links carry both directions at once. The formulas add up both.
+    - In a `tree` of p devices, where p is not a power of two, some devices wait for
+      fewer messages than the formulas count.
+
+    Use this function for stragglers, jitter, and links that several devices share. The
+    simulation has no weight prediction.
 
     Args:
       cluster: The cluster with its hosts, links and speeds.

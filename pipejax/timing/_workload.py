@@ -5,9 +5,10 @@ import math
 
 import numpy as np
 
+from pipejax._internal.numbers import number
 from pipejax.codecs import Codec
 
-from ._checks import check_elements, check_seconds, number, store
+from ._checks import check_elements, check_seconds, store
 from ._rounds import Algorithm
 
 # The largest jitter. Beyond it, the mean of the times comes from steps so long and rare

@@ -9,6 +9,7 @@ from jax import lax
 
 from pipejax import codecs
 from pipejax._core.message import CompressState, Message, mean_as, travelling
+from pipejax._internal.numbers import check_inexact
 from pipejax.codecs import Codec
 from pipejax.collectives import Layout, Summands
 
@@ -38,8 +39,8 @@ def compress(codec: Codec) -> optax.GradientTransformation:
       `pj.state_specs`.
 
     Raises:
-      ValueError: If `codec` is not a codec. In `init`, also if the codec cannot encode
-        gradients of these shapes.
+      ValueError: If `codec` is not a codec. In `init` and `update`, also for integer
+        leaves. In `init`, also if the codec cannot encode gradients of these shapes.
 
     Warns:
       UserWarning: If the codec is biased and has no error feedback.
@@ -60,6 +61,7 @@ def compress(codec: Codec) -> optax.GradientTransformation:
     codec = codecs.check_codec(codec)
 
     def init_fn(params: optax.Params) -> CompressState:
+        check_inexact("params", params)
         own, layout, n = _vector(codec, params)
         if not layout.coded_size:
             return CompressState(())
@@ -72,6 +74,7 @@ def compress(codec: Codec) -> optax.GradientTransformation:
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, CompressState]:
         del params
+        check_inexact("updates", updates)
         own, layout, n = _vector(codec, updates)
         if not layout.coded_size:
             return updates, state

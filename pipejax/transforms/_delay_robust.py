@@ -46,6 +46,7 @@ import jax
 import optax
 
 from pipejax._core.checks import check_width
+from pipejax._internal.numbers import check_inexact, number
 from pipejax._internal.ravel import wide_zeros
 
 
@@ -107,7 +108,8 @@ def delay_robust(
       An `optax.GradientTransformation` whose state holds two arrays for each parameter.
 
     Raises:
-      ValueError: If an argument breaks its rule.
+      ValueError: If an argument breaks its rule. In `init` and `update`, also for
+        integer leaves.
 
     Examples:
       >>> import optax, pipejax as pj
@@ -128,21 +130,21 @@ def delay_robust(
       https://arxiv.org/abs/1810.06801
     """
     width = check_width(width)
-    if not 0 <= momentum < 1:
+    if not 0 <= number(momentum) < 1:
         raise ValueError(
             f"`momentum` must lie in [0, 1), got {momentum!r}. Pass the momentum of"
             " the optimizer: `momentum` of SGD or `b1` of Adam."
         )
     if share is None:
         share = math.sqrt((1 - momentum) / (1 + momentum))
-    elif not 0 < share <= 1:
+    elif not 0 < number(share) <= 1:
         raise ValueError(
             f"`share` must lie in (0, 1], got {share!r}. Pass None to derive it from"
             " `momentum`."
         )
     if decay is None:
         decay = 1 - share * math.pi / (2 * width - 1) / 8
-    elif not 0 <= decay < 1:
+    elif not 0 <= number(decay) < 1:
         raise ValueError(
             f"`decay` must lie in [0, 1), got {decay!r}. Pass None to derive it from"
             " `share` and `width`."
@@ -151,6 +153,7 @@ def delay_robust(
         return optax.identity()
 
     def init_fn(params: optax.Params) -> DelayRobustState:
+        check_inexact("params", params)
         # Each field has its own buffers. A loop that donates this state would otherwise
         # donate the same buffers twice.
         return DelayRobustState(wide_zeros(params), wide_zeros(params))
@@ -161,6 +164,7 @@ def delay_robust(
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, DelayRobustState]:
         del params
+        check_inexact("updates", updates)
         # In 16 bits, a decay near 1 would be 1.
         wide = optax.tree.cast_like(updates, state.average)
         average = optax.tree.update_moment(wide, state.average, decay, 1)

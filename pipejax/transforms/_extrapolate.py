@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import optax
 
+from pipejax._internal.numbers import check_inexact, number
 from pipejax._internal.ravel import wide_zeros
 
 
@@ -49,7 +50,8 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
       A transformation to be put last in a chain. `unextrapolated` returns x.
 
     Raises:
-      ValueError: If `steps` is negative or not finite.
+      ValueError: If `steps` is negative or not finite. In `init` and `update`, also for
+        integer leaves.
 
     Examples:
       >>> import jax.numpy as jnp, pipejax as pj
@@ -70,13 +72,14 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
 
       Zmushko et al., One-Step Gradient Delay, 2026, https://arxiv.org/abs/2606.30634
     """
-    if not 0 <= steps < math.inf:
+    if not 0 <= number(steps) < math.inf:
         raise ValueError(
             f"`steps` must be a finite number of at least 0, got {steps!r}. At pipeline"
             " width K, pass K - 1."
         )
 
     def init_fn(params: optax.Params) -> ExtrapolateUpdatesState:
+        check_inexact("params", params)
         # In 16 bits, what is taken back would not be what was added.
         return ExtrapolateUpdatesState(wide_zeros(params))
 
@@ -86,6 +89,7 @@ def extrapolate_updates(steps: float) -> optax.GradientTransformation:
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, ExtrapolateUpdatesState]:
         del params
+        check_inexact("updates", updates)
         wide = optax.tree.cast_like(updates, state.ahead)
         ahead = optax.tree.scale(steps, wide)
         moved = optax.tree.add(wide, optax.tree.sub(ahead, state.ahead))

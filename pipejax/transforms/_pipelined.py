@@ -8,10 +8,16 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from pipejax._core.checks import check_kept_form, check_optimizer, check_params
+from pipejax._core.checks import (
+    check_kept_form,
+    check_optimizer,
+    check_params,
+    check_tx,
+)
 from pipejax._core.message import InFlight
 from pipejax._core.prediction import Kind, Mean, Update, kind_of
 from pipejax._internal.mesh import AxisName
+from pipejax._internal.numbers import check_inexact
 from pipejax.collectives import AllReduce, psum
 
 from ._pipelined_mean import pipelined_mean
@@ -82,9 +88,10 @@ def pipelined(
     mean = pipelined_mean(
         axis_name, width, reduce_dtype=reduce_dtype, all_reduce=all_reduce
     )
-    tx = _with_extra_args(tx)
+    tx = _with_extra_args(check_tx(tx))
 
     def init_fn(params: optax.Params) -> PipelinedState:
+        check_inexact("params", params)
         inner_state = tx.init(params)
         check_optimizer(inner_state)
         kind = kind_in(tx, params, width - 1)

@@ -26,6 +26,7 @@ from pipejax._core.message import (
     width_of,
 )
 from pipejax._internal.mesh import AxisName, axes, axis_size
+from pipejax._internal.numbers import check_inexact
 from pipejax._internal.structures import named_forms, shapes
 from pipejax.collectives import AllReduce, psum, run
 
@@ -73,9 +74,10 @@ def pipelined_mean(
       between devices: give `shard_map` the specs of `pj.state_specs`.
 
     Raises:
-      ValueError: If an argument breaks its rule. In `update`, also outside of
-        `axis_name`, for gradients or a state of another form, and for gradients that
-        `jax.grad` has already summed over the axis.
+      ValueError: If an argument breaks its rule. In `init` and `update`, also for
+        integer leaves. In `update`, also outside of `axis_name`, for gradients or a
+        state of another form, and for gradients that `jax.grad` has already summed over
+        the axis.
 
     References:
       Li et al., Pipe-SGD, NeurIPS 2018, https://arxiv.org/abs/1811.03619
@@ -88,6 +90,7 @@ def pipelined_mean(
         return Message(travelling(tree, reduce_dtype))
 
     def init_fn(params: optax.Params) -> InFlight:
+        check_inexact("params", params)
         like = jax.eval_shape(message, params)
         return empty(like, width, codec_states(like, all_reduce, axis_name))
 
@@ -96,6 +99,7 @@ def pipelined_mean(
         state: InFlight,
         params: optax.Params | None = None,
     ) -> tuple[optax.Updates, InFlight]:
+        check_inexact("updates", updates)
         devices = axis_size(axis_name)
         for axis in axes(axis_name):
             _check_not_summed(updates, axis)

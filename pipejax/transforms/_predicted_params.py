@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.checks import opt_state_difference
+from pipejax._core.checks import check_tx, opt_state_difference
 from pipejax._core.message import InFlight, Reduced, mean_as, valid_in_queue
 from pipejax._core.prediction import Mean, Own, changed, predicted
 
@@ -51,13 +51,14 @@ def predicted_params(
       inside `shard_map` or `pmap`.
 
     Raises:
-      ValueError: If `opt_state` is the state of another optimizer.
+      ValueError: If `tx` is no optimizer, or `opt_state` the state of another one.
       TypeError or KeyError: If `tx` needs more than gradients and parameters, such as
         the loss as `value`, which is not kept with gradients in flight.
 
     References:
       Chen et al., SpecTrain, 2018, https://arxiv.org/abs/1809.02839
     """
+    tx = check_tx(tx)
     in_flight, state, arrived, mean = _parts(opt_state)
     if found := opt_state_difference(tx, params, state):
         leaf, rule, value = found

@@ -175,7 +175,7 @@ def test_calibration_finds_the_bandwidth_shared_by_two_devices(tmp_path):
         ),
         (["--model", "gone:f"], "pipejax: there is no module 'gone'"),
         (["--sizes", "4M", "0"], "pipejax: `--sizes` must be a whole number above 0"),
-        (["--codecs", "int9"], "pipejax: `name` must be one of bf16, truncate"),
+        (["--codecs", "int9"], "pipejax: `--codecs` must be names out of bf16, "),
     ],
 )
 def test_bad_flags_of_calibrate_are_refused(capsys, flags, says):

@@ -4,6 +4,7 @@ import pytest
 
 from pipejax import codecs, timing
 from pipejax.cli._candidates import USUAL, candidates, feeds_back, is_measured
+from pipejax.cli._usage import UsageError
 
 
 def test_feedback_is_added_to_sign_and_not_to_bf16_or_int8():
@@ -35,7 +36,7 @@ def test_empty_list_of_names_gives_no_codecs():
 
 
 def test_unknown_codec_is_refused():
-    with pytest.raises(ValueError, match="`name` must be one of bf16, truncate"):
+    with pytest.raises(UsageError, match=r"`--codecs` must be .*bf16, .*; got int9"):
         candidates(["bf16", "int9"])
 
 

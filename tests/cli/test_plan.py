@@ -215,7 +215,8 @@ def test_bad_numbers_of_plan_are_refused(file, capsys, change, says):
         ([], "`--hosts` and `--bandwidth` must be given where there is no file"),
         (["--hosts", "4"], "`--bandwidth` must be given where there is no file"),
         (["c.json", "--hosts", "4"], "`--hosts` must be left out beside a file"),
-        (["--hosts", "0", "--bandwidth", "1gbit"], "`hosts` must be a whole number"),
+        (["--hosts", "0", "--bandwidth", "1gbit"], "`--hosts` must be at least 1"),
+        ([*GIVEN, "--devices", "0"], "`--devices` must be at least 1, got 0"),
         (["--hosts", "4", "--bandwidth", "10"], "`--bandwidth` must be a number above"),
         (
             [*GIVEN, "--latency-us", "-1"],

@@ -61,7 +61,7 @@ def test_plot_flag_writes_a_picture(tmp_path, monkeypatch):
             "pipejax: `--bandwidth` must be a number above 0 with",
         ),
         (["--elements", "1.5"], "pipejax: `--elements` must be a whole number above"),
-        (["--codecs", "int9"], "pipejax: `name` must be one of bf16, truncate"),
+        (["--codecs", "int9"], "pipejax: `--codecs` must be names out of bf16, "),
         (
             ["--codecs", "power_sgd", "--algorithms", "ring"],
             "pipejax: `--algorithms` must have one that takes one of `--codecs`, got"

@@ -55,6 +55,17 @@ def test_dtype_must_be_a_wide_float(dtype):
         c.cast(dtype)
 
 
+def test_dtype_must_be_known():
+    with rejects("`dtype` must be float32, bfloat16 or float16; got 'float17'. For"):
+        c.cast("float17")
+
+
+@pytest.mark.parametrize("scaled", ["no", 1, None])
+def test_scaled_must_be_a_flag(scaled):
+    with rejects(f"`scaled` must be True or False, got {scaled!r}."):
+        c.random_k(2, KEY, scaled=scaled)
+
+
 SPARSE = {"top_k": c.top_k, "random_k": lambda k: c.random_k(k, KEY)}
 sparse = pytest.mark.parametrize("codec", SPARSE.values(), ids=SPARSE)
 

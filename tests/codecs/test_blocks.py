@@ -9,6 +9,8 @@ from pipejax import codecs as c
 from ..helpers import assert_bits_equal
 from .payloads import encoded, scales
 
+MAX = float(np.finfo(np.float32).max)
+
 
 def test_payload_holds_all_codes_before_all_scales():
     """An outlier in the second block does not change the levels of the first."""
@@ -47,3 +49,25 @@ def test_small_numbers_are_decoded_like_large_numbers(codec, exponent):
     _, large = encoded(codec, x)
     _, small = encoded(codec, np.ldexp(x, exponent))
     np.testing.assert_allclose(np.ldexp(small, -exponent), large, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("codec", "most"),
+    [
+        *((make(block=8), MAX) for make in (c.int8, c.int4, c.fp4, c.fp8, c.sign)),
+        *((c.truncate(), MAX), (c.quantize(2), 1.7e38), (c.quantize(8), 1.7e38)),
+        *((c.bf16(), 3.38e38), (c.top_k(0.5), 3.38e38), (c.int2(8), 1.8e38)),
+        (c.stochastic(c.bf16(), jax.random.key(0)), 3.38e38),
+        (c.random_k(0.25, jax.random.key(0)), 3.4e38 / 4),
+        (c.rotated(c.int4(8), jax.random.key(0), block=64), 3.4e38 / 8),
+        (c.power_sgd(1, jax.random.key(0)).of(((8, 8),)), 5e37 / 8),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_large_numbers_are_decoded_to_finite_numbers(codec, most):
+    """docs/compression.md gives these limits, and says where none is."""
+    _, equal = encoded(codec, np.full(64, most, np.float32))
+    assert np.isfinite(equal).all()
+    signs = np.random.default_rng(0).choice([-1, 1], 64)
+    _, mixed = encoded(codec, np.float32(signs * most))
+    assert np.isfinite(mixed).all()

@@ -56,6 +56,18 @@ def test_range_beyond_the_largest_number_has_finite_codes():
     np.testing.assert_allclose(decoded[:2], [-MAX, -MAX / 3], rtol=1e-6)
 
 
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.8, 1.0])
+def test_numbers_near_the_largest_are_accurate_or_not_finite(bits, share):
+    """The level spacing is above 2^127 in some cases, so that `2 / d` is subnormal."""
+    top = share * float(MAX)
+    x = np.float32(np.linspace(-top, top, 8))
+    _, decoded = encoded(bits, x)
+    within = np.abs(decoded / 4 - x / 4) <= top / (2**bits - 1) / 4 * (1 + 1e-5)
+    assert (within | ~np.isfinite(decoded)).all()
+    assert np.isfinite(decoded).all() == (share < 0.5)
+
+
 def test_nan_in_a_long_vector_spoils_all_elements():
     """A NaN among 5,000 elements is found; XLA's minimum may lose it on CPUs."""
     x = np.ones(5000, np.float32)

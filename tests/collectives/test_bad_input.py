@@ -143,18 +143,36 @@ def test_inner_halving_doubling_of_three_devices_is_refused():
 
 @pytest.mark.parametrize(
     ("count", "boundaries"),
-    [(2, []), (1, [3]), (2, [0]), (2, [-1]), (3, [4, 4]), (3, [5, 4]), (0, [])],
+    [
+        (2, []),
+        (1, [3]),
+        (2, [0]),
+        (2, [-1]),
+        (3, [4, 4]),
+        (3, [5, 4]),
+        (0, []),
+        (2, [1.5]),
+        (2, [True]),
+        (2, ["a"]),
+    ],
 )
 def test_boundaries_must_increase_and_be_one_fewer(count, boundaries):
-    message = r"`boundaries` must be positive and increasing, one fewer than `all_redu"
+    message = r"`boundaries` must be positive and increasing integers, one fewer than"
     with refused(message):
         collectives.scheduled([collectives.psum()] * count, boundaries)
 
 
 @pytest.mark.parametrize("bad", [collectives.psum, "psum", None])
 def test_schedule_must_consist_of_algorithms(bad):
-    with refused(r"`all_reduces` must be algorithms such as pj\.collectives\.psum\(\)"):
+    with refused(
+        r"`all_reduces` must be a list of algorithms such as pj\.collectives\.psum\(\)"
+    ):
         collectives.scheduled([collectives.psum(), bad], [3])
+
+
+def test_schedule_of_a_single_algorithm_is_refused():
+    with refused(r"`all_reduces` must be a list of algorithms such .*, got Psum"):
+        collectives.scheduled(collectives.psum(), [3])
 
 
 def test_algorithm_factory_without_a_call_is_refused():

@@ -87,6 +87,7 @@ def test_delay_grows_with_the_exchange():
     ("times", "says"),
     [
         ({"compute": 0.0}, "`compute` must be a number of seconds above 0, got 0.0"),
+        ({"compute": "a"}, "`compute` must be a number of seconds above 0, got 'a'"),
         ({"exchange": -1.0}, "`exchange` must be a number of seconds of at least 0"),
         ({"exchange": float("nan")}, "`exchange` must be a number of seconds"),
     ],

@@ -1,7 +1,10 @@
 """Tests linear models: known optima, and the input that they refuse."""
 
+import functools
+
 import numpy as np
 import pytest
+from scipy import optimize
 
 from pipejax import problems
 
@@ -28,10 +31,40 @@ def test_unsigned_targets_equal_float_targets():
     np.testing.assert_array_equal(found.optimum, expected.optimum)
 
 
-def test_optimum_does_not_depend_on_the_scale_of_features():
-    scaled = problems.logistic(1e6 * features(), signs()).optimum
-    expected = problems.logistic(features(), signs()).optimum
-    np.testing.assert_allclose(1e6 * scaled, expected, rtol=1e-9)
+@pytest.mark.parametrize("scale", [1e6, 1e-10, np.array([1, 1e3, 1e-10, 1e-3])])
+@pytest.mark.parametrize(
+    "make",
+    [problems.absolute, problems.hinge, problems.logistic],
+    ids=lambda f: f.__name__,
+)
+def test_optimum_does_not_depend_on_the_scale_of_features(make, scale):
+    scaled, expected = make(scale * features(), signs()), make(features(), signs())
+    np.testing.assert_allclose(scale * scaled.optimum, expected.optimum, rtol=1e-9)
+    assert scaled.minimum == pytest.approx(expected.minimum, rel=1e-12)
+
+
+def test_optimum_of_softmax_does_not_depend_on_the_scale_of_features():
+    scaled = problems.softmax(1e-10 * features(), labels(), l2=1e-21).optimum
+    expected = problems.softmax(features(), labels(), l2=0.1).optimum
+    np.testing.assert_allclose(1e-10 * scaled, expected, rtol=1e-9)
+
+
+def test_optimum_of_the_absolute_loss_scales_with_targets():
+    found = problems.absolute(features(), 1e-10 * targets()).optimum
+    expected = 1e-10 * problems.absolute(features(), targets()).optimum
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_tiny_separable_features_are_refused():
+    with pytest.raises(ValueError, match="where a plane separates"):
+        problems.logistic(1e-12 * features(), np.sign(features()[:, 0]))
+
+
+def test_linear_program_without_an_answer_is_refused(monkeypatch):
+    unfinished = functools.partial(optimize.linprog, options={"maxiter": 0})
+    monkeypatch.setattr(optimize, "linprog", unfinished)
+    with pytest.raises(ValueError, match=r"solver finds; got the answer:.*Scale the"):
+        problems.absolute(features(), targets())
 
 
 def test_optimum_of_logistic_regression_on_a_constant_is_the_log_odds():
@@ -59,13 +92,16 @@ def test_optimum_of_logistic_regression_on_a_constant_is_the_log_odds():
             "`l2` must be above 0 where a plane separates",
         ),
         (
-            lambda: problems.logistic(features() * [1, 1e3, 1, 1e-3], signs()),
-            "must have an optimum that Newton's method finds.* scale the features",
+            lambda: problems.logistic(features() @ (1 + 1e-6 * np.eye(4)), signs()),
+            "must have an optimum that Newton's method finds.* nearly depend on others",
         ),
-        (lambda: problems.absolute(1e200 * features(), targets()), "Scale the feat"),
         (
             lambda: problems.least_squares(features(), targets(), l2=np.inf),
             "`l2` must be a finite number",
+        ),
+        (
+            lambda: problems.softmax(features(), labels(), l2="a"),
+            "`l2` must be a finite number of at least 0, got 'a'",
         ),
         (lambda: problems.softmax(features(), labels(), l2=0), "`l2` must be above 0"),
         (

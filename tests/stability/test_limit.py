@@ -137,6 +137,8 @@ def test_no_share_and_the_whole_at_once_are_known_limits(width):
     assert limit(at_once=1.0) == pytest.approx(3.8, rel=1e-6)
     with pytest.raises(ValueError, match=r"`at_once` must be a share from 0 to 1"):
         limit(at_once=1.5)
+    with pytest.raises(ValueError, match=r"`at_once` must be a share .*got True"):
+        limit(at_once=True)
 
 
 def test_limit_is_found_for_divergence_to_one_side():
@@ -170,18 +172,23 @@ def test_rate_family_without_proportionality_is_refused():
         max_learning_rate(lambda rate: optax.sgd(0.1 + rate), 2)
 
 
-@pytest.mark.parametrize("curvature", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("curvature", [0.0, -1.0, float("nan"), "a"])
 def test_curvature_of_a_rate_must_be_above_zero(curvature):
     with pytest.raises(ValueError, match="`curvature` must be a number above 0"):
         max_learning_rate(sgd, 2, curvature=curvature)
 
 
-@pytest.mark.parametrize("curvature", [-1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("curvature", [-1.0, float("inf"), float("nan"), "a"])
 def test_curvature_of_a_radius_must_not_be_negative(curvature):
     with pytest.raises(
         ValueError, match="`curvature` must be a finite number of at least 0"
     ):
         spectral_radius(optax.sgd(0.1), 2, curvature)
+
+
+def test_function_in_place_of_an_optimizer_is_refused():
+    with pytest.raises(ValueError, match=r"`tx` must be an optax.Grad.*got function"):
+        max_curvature(optax.sgd, 2)
 
 
 def test_width_must_be_at_least_1():

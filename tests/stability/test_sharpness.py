@@ -136,7 +136,12 @@ def test_preconditioner_may_be_of_integers():
     assert found == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("rtol", [0.0, -1.0, 1.0, float("nan")])
+def test_sharpness_at_integers_is_refused():
+    with pytest.raises(ValueError, match=r"`params` must be floating .*dtype int32"):
+        sharpness(bowl, jnp.arange(3), jnp.ones(3))
+
+
+@pytest.mark.parametrize("rtol", [0.0, -1.0, 1.0, float("nan"), "a"])
 def test_tolerance_must_be_between_0_and_1(rtol):
     with pytest.raises(ValueError, match=r"`rtol` must lie in \(0, 1\)"):
         sharpness(bowl, jnp.ones(3), jnp.ones(3), rtol=rtol)

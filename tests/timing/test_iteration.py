@@ -59,6 +59,15 @@ def test_width_must_be_a_positive_whole_number(width):
         timing.pipelined_step_time(COMPUTE, exchange(1.0), width)
 
 
+def test_bad_seconds_devices_and_flags_are_refused():
+    with pytest.raises(ValueError, match="`seconds` must be at least 0 seconds"):
+        Compute.of("x")
+    with pytest.raises(ValueError, match="`devices` must be a whole number"):
+        Compute.of(1.0).sharded(0)
+    with pytest.raises(ValueError, match="`one_core` must be True or False, got 'no'"):
+        timing.pipelined_step_time(COMPUTE, exchange(1.0), one_core="no")
+
+
 def test_negative_seconds_are_refused():
     with pytest.raises(
         ValueError, match="`backward` must be at least 0 seconds and finite"

@@ -80,7 +80,7 @@ def test_robust_momentum_without_momentum_changes_nothing():
     assert outputs(transforms.delay_robust(0.0, 2), [3, -5]) == [3, -5]
 
 
-@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan")])
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, float("nan"), "a"])
 def test_robust_momentum_refuses_a_momentum_out_of_range(momentum):
     with pytest.raises(ValueError, match=r"`momentum` must lie in \[0, 1\)"):
         transforms.delay_robust(momentum, 2)
@@ -88,7 +88,13 @@ def test_robust_momentum_refuses_a_momentum_out_of_range(momentum):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("share", 0.0), ("share", 1.1), ("decay", 1.0), ("decay", float("nan"))],
+    [
+        ("share", 0.0),
+        ("share", 1.1),
+        ("share", True),
+        ("decay", 1.0),
+        ("decay", float("nan")),
+    ],
 )
 def test_robust_momentum_refuses_a_share_or_decay_out_of_range(option, value):
     with pytest.raises(ValueError, match=f"`{option}` must lie in"):

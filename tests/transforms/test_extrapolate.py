@@ -59,7 +59,7 @@ def test_prediction_costs_plain_sgd_stability():
     assert max_learning_rate(family, 2) == pytest.approx(0.618, rel=1e-3)
 
 
-@pytest.mark.parametrize("steps", [-1, np.inf])
+@pytest.mark.parametrize("steps", [-1, np.inf, "1"])
 def test_steps_must_be_a_finite_number_of_at_least_0(steps):
     with pytest.raises(ValueError, match="`steps` must be a finite"):
         transforms.extrapolate_updates(steps)

@@ -76,6 +76,15 @@ def test_optimizers_without_use_for_a_late_mean_are_refused(tx, rule):
         pj.pipelined(tx, "data").init({"w": jnp.ones(4)})
 
 
+def test_function_in_place_of_an_optimizer_is_refused():
+    message = r"`tx` must be an optax\.GradientTransformation.*got function"
+    with pytest.raises(ValueError, match=message):
+        pj.pipelined(optax.sgd, "data")
+    state = pj.pipelined(optax.sgd(0.1), "data").init(jnp.ones(2))
+    with pytest.raises(ValueError, match=message):
+        pj.predicted_params(optax.sgd, state, jnp.ones(2))
+
+
 def test_optimizer_with_a_changing_state_structure_is_refused():
     tx = pj.pipelined(optax.monitor({"norm": optax.tree.norm}), "data")
     with pytest.raises(ValueError, match="`tx` must keep the structure of its state"):

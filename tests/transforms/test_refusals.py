@@ -1,7 +1,8 @@
-"""Tests the messages for input that `pipelined_mean` refuses."""
+"""Tests the messages for gradients that several transforms refuse."""
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax import lax
 from jax.sharding import AxisType
@@ -30,6 +31,28 @@ def on_mesh(tx, f, *, check_vma=False, axis="data"):
             check_vma=check_vma,
         )
     )(params, BATCH)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        pj.pipelined(optax.sgd(0.1), "data"),
+        pj.pipelined_mean("data"),
+        pj.transforms.compress(pj.codecs.bf16()),
+        pj.transforms.delay_robust(0.9, 2),
+        pj.transforms.extrapolate_updates(1),
+    ],
+    ids=["pipelined", "pipelined_mean", "compress", "delay_robust", "extrapolate"],
+)
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_integer_leaves_are_refused(tx, dtype):
+    """Their mean over devices would be rounded to whole numbers."""
+    whole = {"w": jnp.ones(2), "n": jnp.ones(2, dtype)}
+    state = jax.eval_shape(tx.init, jax.tree.map(jnp.float32, whole))
+    with refused(rf"`params` must be floating .* `params\['n'\]` of dtype {dtype}"):
+        tx.init(whole)
+    with refused(rf"`updates` must be floating .* `updates\['n'\]` of dtype {dtype}"):
+        jax.eval_shape(tx.update, whole, state)
 
 
 def gradients_of(params, batch):
