@@ -56,9 +56,9 @@ def kept(path: pathlib.Path, key: str = "cells") -> list[dict[str, Any]]:
     A run replaces some of them. A cell without an origin has that of its file. `key` is
     the name that the cells have in the file.
     """
-    record = json.loads(path.read_text()) if path.exists() else {key: []}
+    record = json.loads(path.read_text()) if path.exists() else {}
     of_file = {name: record[name] for name in origin() if name in record}
-    return [{**of_file, **cell} for cell in record[key]]
+    return [{**of_file, **cell} for cell in record.get(key, [])]
 
 
 def origin() -> dict[str, Any]:
