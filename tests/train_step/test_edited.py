@@ -63,7 +63,7 @@ def test_states_from_before_and_copies_are_taken():
             train.step(clipped(past), data[0])
 
 
-def test_pairs_of_states_that_nobody_has_are_forgotten():
+def test_pairs_of_dropped_states_are_forgotten():
     train, state = begun(shard_optimizer=True)
     for batch in batches(4):
         state, _ = train.step(state, batch)
