@@ -46,7 +46,8 @@ class Lead:
             result, alike = self._results.popleft()
             if not result.is_deleted():
                 result.block_until_ready()
-            check_alike(alike)
+            for flag in jax.tree.leaves(alike):
+                check_alike(flag)
 
     def add(self, result: Any, alike: Any = None) -> None:
         """Notes a result of the step that was dispatched, unless it is traced.

@@ -155,13 +155,16 @@ class LocalTrainStep:
         Raises:
           ValueError: If the batch does not divide, if an array of `shared` is split
             over the groups, if the state is of a local step with other rounds or
-            groups, or if the call is inside `jax.jit` or another transformation.
+            groups, if processes take other steps or batches of other shapes, or if the
+            call is inside `jax.jit` or another transformation.
         """
         self._check(state)
         inputs = step_inputs(self._config, self._checked, state, batch, shared)
         self._lead.wait()
-        state, info = self.rounds.step(state, inputs)
-        self._lead.add(info.local_loss)
+        state, info, alike = self.rounds.step(state, inputs)
+        self._lead.add(info.local_loss, alike)
+        if alike is not None and self._checked.is_new(inputs.batch):
+            self._lead.check_all()  # as in `TrainStep`
         return state, info
 
     @without_mesh()
@@ -202,7 +205,9 @@ class LocalTrainStep:
           there are any.
         """
         self._check(state)
-        return self.rounds.drain(state)
+        state, reports, alike = self.rounds.drain(state)
+        self._lead.check_all(alike)
+        return state, reports
 
     @without_mesh()
     def lower(

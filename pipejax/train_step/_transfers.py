@@ -145,7 +145,7 @@ def _of_local_step(
             return trained, Outcome(), jax.tree_util.Partial(tuple)
         sent = config.sent(kind, moves, reads)
         message = config.message(*sent, reads.form)
-        exchange = config.exchange(sent, reads)
+        exchange = config.exchange(sent, reads, inputs.batch)
         flags = _flags(exchange, message, inner)
         transfers = (*flags, *exchange.stages.transfers)
         reduced = Reduced.of(message, jnp.array(True))

@@ -218,8 +218,6 @@ def test_state_of_another_all_reduce_is_refused(before, now, executor):
         for name in (before, now)
     ]
     state = steps[0].init(init_params())
-    message = (
-        r"`state` must (hold the arrays that the codec|be of a train step)"
-    )
+    message = r"`state` must (hold the arrays that the codec|be of a train step)"
     with pytest.raises(ValueError, match=message):
         steps[1].step(state, batches(1)[0])

@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Reduced, Valid
+from pipejax._core.message import Mark, Message, Reduced, Valid
 from pipejax._internal.mesh import AxisName, axes, processes_of_groups
 from pipejax._internal.ranges import headroom, is_narrow
 from pipejax._internal.types import CodecStates
 
 from ._by_shard import sum_specs
-from ._config import Mark, StepConfig
+from ._config import StepConfig
 
 
 def reduction_mesh(mesh: Mesh, axis_name: AxisName) -> Mesh:

@@ -11,7 +11,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Message, Reduced, Valid, check_alike, on_shards_of
+from pipejax._core.message import (
+    Mark,
+    Message,
+    Reduced,
+    Valid,
+    check_alike,
+    on_shards_of,
+)
 from pipejax._internal.mesh import (
     AxisName,
     axes,
@@ -24,7 +31,7 @@ from pipejax._internal.shards import UNSHARDED, copies_of
 from pipejax._internal.types import CodecStates, Tree
 from pipejax.collectives import Grouped
 
-from ._config import Mark, StepConfig
+from ._config import StepConfig
 
 
 def exchange_by_shard(

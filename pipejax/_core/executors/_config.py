@@ -6,12 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pipejax._core.message import Exchange, InFlight, Message, Valid, mark_of, marked
+from pipejax._core.message import (
+    Exchange,
+    InFlight,
+    Mark,
+    Message,
+    Valid,
+    mark_of,
+    marked,
+)
 from pipejax._core.step import (
     Common,
     Computed,
@@ -35,9 +42,6 @@ from pipejax._internal.mesh import (
 from pipejax._internal.shards import Shards
 from pipejax._internal.types import ModelState, Specs, Tree
 from pipejax.collectives import AllReduce, NoCommunication, psum
-
-Mark = jax.Array | np.uint32 | None
-"""What a device calls, or `None` where devices do not compare it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,8 +143,6 @@ class StepConfig:
         def of(message: Message) -> Exchange:
             return self.step.exchange(trained, message, valid, self.sums_by)
 
-        if mark is None:
-            return of(message)
         return marked(of, message, mark, self.axis_name)
 
     def mark(self, batch: Tree) -> Mark:

@@ -114,7 +114,8 @@ class FusedRounds:
         if moves.due is None:
             return compute(*args), Outcome()
         sent = self.config.sent(kind, moves, reads)
-        before, exchange = moves.due.codec_states, self.config.exchange(sent, reads)
+        exchange = self.config.exchange(sent, reads, inputs.batch)
+        before = moves.due.codec_states
         value, states, trained = interleave(
             exchange.start, before, exchange.stages, compute, *args
         )
@@ -130,7 +131,7 @@ class FusedRounds:
         """Runs one group's part of an exchange without a step."""
         assert moves.due is not None
         sent = self.config.sent(kind, moves, reads)
-        exchange = self.config.exchange(sent, reads)
+        exchange = self.config.exchange(sent, reads, None)
         reduced, states = exchange.run(moves.due.codec_states)
         due = moves.due._replace(codec_states=states)
         model = self.config.model_of(moves.local, reads.form)

@@ -35,6 +35,7 @@ from jax.sharding import Mesh
 
 from pipejax._core.message import (
     InFlight,
+    Mark,
     Message,
     Reduced,
     as_number,
@@ -60,7 +61,7 @@ from pipejax._internal.structures import identical
 from pipejax._internal.types import CodecStates, Tree
 
 from ._by_copy import reduction_mesh
-from ._config import Mark, StepConfig
+from ._config import StepConfig
 from ._own_collectives import OwnCollectiveError, OwnCollectives
 from ._programs import Programs, programs_of
 

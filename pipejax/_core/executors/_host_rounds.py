@@ -17,6 +17,7 @@ from pipejax._core.message import Valid
 from pipejax._core.rounds import GroupModel
 from pipejax._core.step import Inputs, inputs_over
 from pipejax._internal.communication_thread import submit
+from pipejax._internal.types import Tree
 
 from ._by_copy import reduction_mesh
 from ._own_collectives import OwnCollectives
@@ -42,7 +43,7 @@ class HostRounds:
         self._own_collectives.check(program, *taken)
         if not kind.exchanges:
             return program(*taken), Outcome()
-        applied = self._begun(kind, moves, reads)
+        applied = self._begun(kind, moves, reads, inputs.batch)
         trained = program(*taken)
         outcome = applied(self.config.model_of(trained.local, reads.form))
         trained = trained._replace(local=with_model(trained.local, outcome.model))
@@ -51,7 +52,7 @@ class HostRounds:
     def exchange(self, kind: StepKind, moves: Moves, reads: RoundReads) -> Outcome:
         """Exchanges a chunk with no step beside it, and applies it."""
         model = self.config.model_of(moves.local, reads.form)
-        return self._begun(kind, moves, reads)(model)
+        return self._begun(kind, moves, reads, None)(model)
 
     def lower(
         self,
@@ -78,20 +79,21 @@ class HostRounds:
         return {}
 
     def _begun(
-        self, kind: StepKind, moves: Moves, reads: RoundReads
+        self, kind: StepKind, moves: Moves, reads: RoundReads, batch: Tree
     ) -> Callable[[GroupModel], Outcome]:
         """Hands a chunk to the thread, which sums it.
 
         Returns a function that waits for the sum, and applies it to the model of a
-        group.
+        group. The thread checks whether all devices are alike.
         """
         assert moves.due is not None
         # The codec states lie where the thread sums, which may be other devices.
         states, due = moves.due.codec_states, moves.due._replace(codec_states=())
+        mark = self.config.mark(batch, reads.number)
         valid, reads = Valid(reads.valid, ()), self.config.placed(reads)
         sent = self._sent[kind](moves._replace(due=due), reads)
         message = self.config.message(sent.chunk, sent.passengers, reads.form)
-        summed = submit(self._sum, None, message, states, valid)
+        summed = submit(self._sum, None, message, states, valid, mark)
 
         def applied(model: GroupModel) -> Outcome:
             reduced, states = summed.result()

@@ -7,12 +7,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from pipejax._core.message import Exchange, Message, Passengers, Reduced, averaging
+from pipejax._core.message import (
+    Exchange,
+    Mark,
+    Message,
+    Passengers,
+    Reduced,
+    averaging,
+    marked,
+)
 from pipejax._core.rounds import (
     Arrival,
     Chunk,
@@ -84,10 +93,23 @@ class RoundConfig:
             )
         return message_of(chunk, sent, shards)
 
-    def exchange(self, sent: SentChunk, reads: RoundReads) -> Exchange:
-        """Returns the exchange of a chunk, inside the program of a group."""
-        message, inner = self.message(*sent, reads.form), self.inner
-        return averaging(message, reads.valid, inner.sums_by, inner.axis_name)
+    def exchange(self, sent: SentChunk, reads: RoundReads, batch: Tree) -> Exchange:
+        """Returns the exchange of a chunk, inside the program of a group.
+
+        `batch` is that of the step beside it, or `None` without one.
+        """
+        inner = self.inner
+
+        def of(message: Message) -> Exchange:
+            return averaging(message, reads.valid, inner.sums_by, inner.axis_name)
+
+        message, mark = self.message(*sent, reads.form), self.mark(batch, reads.number)
+        return marked(of, message, mark, inner.axis_name)
+
+    def mark(self, batch: Tree, number: Any) -> Mark:
+        """Returns the mark of a call that exchanges a chunk, as `StepConfig.mark`."""
+        mark = self.inner.mark(batch)
+        return None if mark is None else number.astype(np.uint32) ^ mark
 
     def sent(self, kind: StepKind, moves: Moves, reads: RoundReads) -> SentChunk:
         """Returns the part of a round that one group sends beside a step."""
@@ -163,12 +185,13 @@ class RoundConfig:
             points = moved(points, before, change)
         refused = refused_after(reads.refused, reduced)
         if sent.passengers is None:
-            return Outcome(stacked(GroupModel(params, own, points)), due, refused)
+            model = stacked(GroupModel(params, own, points))
+            return Outcome(model, due, refused, alike=reduced.alike)
         report, changes = sent.passengers
         agreed, own = agreed_on(reads.agreed, own, changes, reduced, groups)
         arrival = self.arrival(reduced.sum.passengers.values, report, refused)
         model = stacked(GroupModel(params, own, points))
-        return Outcome(model, due, refused, agreed, arrival)
+        return Outcome(model, due, refused, agreed, arrival, reduced.alike)
 
     def trained(
         self, params: optax.Params, form: Form, number: ArrayLike
@@ -221,7 +244,7 @@ class RoundConfig:
             Moves(own, own, due),
             RoundReads(whole, whole, whole, whole, whole),
             Trained(own, own, own, whole),
-            Outcome(own, due, whole, whole, whole),
+            Outcome(own, due, whole, whole, whole, own),
         )
 
 

@@ -123,6 +123,7 @@ class Outcome(NamedTuple):
       refused: The number of chunks so far that were left out, or `None`.
       agreed: The model state that all groups agree on next, if a round is reported.
       arrival: The report of a round, or `None`.
+      alike: As in `Reduced`.
     """
 
     model: GroupModel | None = None
@@ -130,3 +131,4 @@ class Outcome(NamedTuple):
     refused: jax.Array | None = None
     agreed: ModelState = None
     arrival: Arrival | None = None
+    alike: jax.Array | None = None

@@ -110,8 +110,13 @@ class Rounds:
         whole = timed(1, step, Rounds._exchanged)
         return agreed(schedule_to_hide(Timed(*whole, *timed(PARTS, first))))
 
-    def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
-        """Takes one step of every group, with the chunk of this step beside it."""
+    def step(
+        self, state: LocalState, inputs: Inputs
+    ) -> tuple[LocalState, RoundInfo, Any]:
+        """Takes one step of every group, with the chunk of this step beside it.
+
+        The last result says whether all devices are alike, if they compare it.
+        """
         taken, reported, warmup = map(int, state.position)
         if warmup:
             return self._warm_up.step(state, inputs)
@@ -124,16 +129,17 @@ class Rounds:
         taken = (taken + 1) % schedule.sync_every
         position = Position.at(taken, 1 if kind.reports else reported + 1)
         state, arrival = state._replace(position=position), outcome.arrival
+        alike: Any = outcome.alike
         if not (taken or schedule.overlap_steps):
-            state, arrival = self._exchanged(state)
+            state, arrival, alike = self._exchanged(state)
         arrival = (arrival or trained.nothing)._replace(refused=state.shared.refused)
-        return state, RoundInfo(**arrival._asdict(), **trained.info._asdict())
+        return state, RoundInfo(**arrival._asdict(), **trained.info._asdict()), alike
 
-    def drain(self, state: LocalState) -> tuple[LocalState, tuple[Arrival, ...]]:
+    def drain(self, state: LocalState) -> tuple[LocalState, tuple[Arrival, ...], Any]:
         """Exchanges everything that groups have changed."""
-        reports = []
+        reports, alike = [], None
         if state.position.reported:
-            state, arrival = self._exchanged(state)
+            state, arrival, alike = self._exchanged(state)
             assert arrival is not None
             reports.append(arrival)
         join()  # Only one thread may launch collectives.
@@ -142,7 +148,7 @@ class Rounds:
         local = with_model(state.own.local, model)
         own = state.own._replace(local=local)
         position = Position.at(0, 0, int(state.position.warmup))
-        return LocalState(state.shared, own, position), tuple(reports)
+        return LocalState(state.shared, own, position), tuple(reports), alike
 
     def lower(
         self, state: LocalState, inputs: Inputs, *, own_options: bool = True
@@ -167,18 +173,23 @@ class Rounds:
             self._chosen.append(FusedRounds(self.config, error.reason))
             return self.executor.train(*args)
 
-    def _exchanged(self, state: LocalState) -> tuple[LocalState, Arrival | None]:
+    def _exchanged(
+        self, state: LocalState
+    ) -> tuple[LocalState, Arrival | None, list[Any]]:
         """Exchanges all chunks, with nothing beside them.
 
-        Returns the report of the steps since the last one, or `None` without any.
+        Returns the report of the steps since the last one, or `None` without any, and
+        for each chunk whether all devices are alike.
         """
+        alike = []
         for number in range(state.shared.form.chunks):
             kind = _kind(state, number)
             outcome = self.executor.exchange(kind, *parted(state, kind, number))
             state = _applied(state, number, outcome)
+            alike.append(outcome.alike)
         own = state.own._replace(reported=self._cleared(state.own.reported))
         position = state.position._replace(reported=np.int32(0))
-        return LocalState(state.shared, own, position), outcome.arrival
+        return LocalState(state.shared, own, position), outcome.arrival, alike
 
     @functools.cached_property
     def _warm_up(self) -> WarmUp:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import (
+    Mark,
     Message,
     Reduced,
     Valid,
@@ -21,7 +22,7 @@ from pipejax._internal.types import CodecStates, Specs
 
 from ._by_copy import exchange_by_copy
 from ._by_shard import exchange_by_shard, groups_in_processes, placed_once
-from ._config import Mark, StepConfig
+from ._config import StepConfig
 
 RunExchange = Callable[..., tuple[Reduced, CodecStates]]
 """From what the exchange updates, or `None`, the message, the codec states before it,

@@ -44,12 +44,14 @@ class WarmUp:
 
     config: RoundConfig
 
-    def step(self, state: LocalState, inputs: Inputs) -> tuple[LocalState, RoundInfo]:
-        """Takes one synchronous step."""
+    def step(
+        self, state: LocalState, inputs: Inputs
+    ) -> tuple[LocalState, RoundInfo, Any]:
+        """Takes one synchronous step; also returns whether all devices are alike."""
         shared, own, mesh = state.shared, state.own, self.config.inner.mesh
         args = own.local, shared._replace(anchor=()), own.reported, inputs
-        local, anchor, model_state, info = in_turn(
-            mesh, self._program, *args, ended=operator.itemgetter(-1)
+        local, anchor, model_state, info, alike = in_turn(
+            mesh, self._program, *args, ended=operator.itemgetter(slice(3, None))
         )
         left = int(state.position.warmup) - 1
         # An outer optimizer may keep a copy of the anchor with which it begins.
@@ -59,7 +61,7 @@ class WarmUp:
             own._replace(local=local),
             Position.at(0, 0, left),
         )
-        return state, info
+        return state, info, alike
 
     @functools.cached_property
     def _program(self) -> jax.stages.Wrapped:
@@ -70,17 +72,18 @@ class WarmUp:
         info = nothing._replace(**{name: own for name in LocalInfo._fields})
         specs = own, whole, own, inputs_over(config.axis_name)
         return jax.jit(
-            config.on_mesh(self._local_step, specs, (own, whole, whole, info)),
+            config.on_mesh(self._local_step, specs, (own, whole, whole, info, own)),
             in_shardings=(None, None, None, config.inputs),
             donate_argnums=(0,) if config.donate else (),
         )
 
     def _local_step(
         self, local: Common, shared: Shared, reported: Passengers, inputs: Inputs
-    ) -> tuple[Common, tuple[Chunk, ...], ModelState, RoundInfo]:
+    ) -> tuple[Common, tuple[Chunk, ...], ModelState, RoundInfo, Any]:
         """Runs one group's part of a step."""
         config, form = self.config.inner, shared.form
-        args = config.step, alone(local), inputs, psum().on(config.mesh)
+        own_step = config.step, alone(local), inputs
+        args = *own_step, psum().on(config.mesh), config.mark(inputs.batch)
         local, info, message, reduced = synchronous_step(*args)
         check_report(reported, message)
         check_changes(form, local.model_state, message)
@@ -92,4 +95,4 @@ class WarmUp:
         own = stacked(LocalInfo.of(info)._replace(local_loss=loss))
         report = RoundInfo(**arrival._asdict(), **own._asdict())
         anchor = form.chunked(local.trainable.params)
-        return stacked(local), anchor, local.model_state, report
+        return stacked(local), anchor, local.model_state, report, reduced.alike

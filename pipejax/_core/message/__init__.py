@@ -24,6 +24,7 @@ from ._in_flight import valid_in_drain as valid_in_drain
 from ._in_flight import valid_in_queue as valid_in_queue
 from ._in_flight import valid_in_step as valid_in_step
 from ._in_flight import width_of as width_of
+from ._mark import Mark as Mark
 from ._mark import check_alike as check_alike
 from ._mark import mark_of as mark_of
 from ._mark import marked as marked

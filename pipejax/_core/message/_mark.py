@@ -20,8 +20,11 @@ from pipejax._internal.mesh import AxisName, axis_size
 from pipejax._internal.types import Tree
 
 from ._exchange import Exchange
-from ._message import Message
+from ._message import Message, Passengers
 from ._reduce import Reduced
+
+Mark = jax.Array | np.uint32 | None
+"""What a device calls, or `None` where devices do not compare it."""
 
 
 def mark_of(batch: Tree) -> np.uint32:
@@ -40,27 +43,33 @@ def _mark(form: Any) -> np.uint32:
 def marked(
     exchange_of: Callable[[Message], Exchange],
     message: Message,
-    mark: jax.Array | np.uint32,
+    mark: Mark,
     axis_name: AxisName,
 ) -> Exchange:
     """Returns the exchange of a message, which also compares the marks of devices.
 
     Args:
       exchange_of: Function that makes the exchange of a message.
-      mark: uint32 scalar, what this device calls.
+      mark: uint32 scalar, what this device calls. With `None`, nothing is compared.
     """
+    if mark is None:
+        return exchange_of(message)
     devices = axis_size(axis_name)
     # Float32 counts up to 2**24.
     most = np.uint32(max(1, 2**24 // devices))
     own = (jnp.asarray(mark) % most).astype(jnp.float32)
-    values = jnp.append(message.passengers.values, own)
-    exchange = exchange_of(_with_values(message, values))
+    passengers = message.passengers or Passengers(jnp.zeros(0), False, _NOTHING)
+    values = jnp.append(passengers.values, own)
+    exchange = exchange_of(
+        message._replace(passengers=dataclasses.replace(passengers, values=values))
+    )
 
     def end(value: Any) -> Reduced:
         reduced = exchange.end(value)
         sums = reduced.sum.passengers.values
         alike = jnp.abs(sums[-1:] - devices * own) < 1 / 2
-        return reduced._replace(sum=_with_values(reduced.sum, sums[:-1]), alike=alike)
+        rest = message.passengers and dataclasses.replace(passengers, values=sums[:-1])
+        return reduced._replace(sum=reduced.sum._replace(passengers=rest), alike=alike)
 
     return exchange._replace(end=end)
 
@@ -78,6 +87,4 @@ def check_alike(alike: jax.Array | None) -> None:
     )
 
 
-def _with_values(message: Message, values: jax.Array) -> Message:
-    passengers = dataclasses.replace(message.passengers, values=values)
-    return message._replace(passengers=passengers)
+_NOTHING = jax.tree.structure(None)

@@ -28,10 +28,13 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from pipejax._core.message import (
+    Exchange,
     InFlight,
+    Mark,
     Message,
     Passengers,
     Reduced,
+    marked,
     valid_at_once,
 )
 from pipejax._core.step import Common, Inputs, Step, StepInfo, apply
@@ -72,11 +75,15 @@ def inner_step(
 
 
 def synchronous_step(
-    step: Step, local: Common, inputs: Inputs, all_reduce: AllReduce
+    step: Step, local: Common, inputs: Inputs, all_reduce: AllReduce, mark: Mark
 ) -> tuple[Common, StepInfo, Message, Reduced]:
     """Takes a step of all groups together, with the mean of their gradients."""
     message, computed = step.compute(local, _nothing_in_flight(), inputs)
-    exchange = step.exchange(None, message, valid_at_once(), all_reduce)
+
+    def of(message: Message) -> Exchange:
+        return step.exchange(None, message, valid_at_once(), all_reduce)
+
+    exchange = marked(of, message, mark, step.settings.axis_name)
     reduced, _ = exchange.run({})
     local, info = apply(step.settings, local, computed, reduced)
     return local, info, message, reduced

@@ -75,10 +75,11 @@ def test_each_process_gives_its_own_part_of_a_batch(ask):
         assert found["fewest"] == 6
 
 
+@pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("executor", ["fused", "host"])
-def test_calls_of_two_processes_are_compared(ask, executor):
+def test_calls_of_two_processes_are_compared(ask, executor, local):
     """Gradients that do not belong together would be added up without a word."""
-    for found, alike in ask("apart", executor):
+    for found, alike in ask("apart", executor, local):
         for (said,) in found.values():
             assert "must be called in the same order on every process, with a" in said
             assert "Give `train.batch` as many examples on every process, take" in said

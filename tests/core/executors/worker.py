@@ -112,14 +112,17 @@ WITH_CODECS = ("two_shot", "ring", "low rank", "float16")
 
 
 @functools.cache
-def apart(executor):
+def apart(executor, local):
     """Returns the errors of calls that the other process does not make."""
     rank, (batch,) = jax.process_index(), batches(1)
     part = jax.tree.map(lambda x: np.split(x, 2)[rank], batch)
     fewer = jax.tree.map(lambda x: x[: 8 - 4 * rank], part)
-    train = pj.make_train_step(
-        loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(), width=2, executor=executor
-    )
+    args, settings = (loss_fn, optax.sgd(0.1)), {"executor": executor}
+    if local:
+        settings |= {"sync_every": 2, "overlap_steps": 2}
+        train = pj.make_local_step(*args, mesh=pj.data_mesh(), **settings)
+    else:
+        train = pj.make_train_step(*args, mesh=pj.data_mesh(), width=2, **settings)
 
     def errors(calls):
         state, found = train.init(init_params()), []
@@ -138,7 +141,7 @@ def apart(executor):
         return train.step(state, train.batch(fewer))
 
     found = {"batch": errors([step, shorter, train.drain])}
-    if executor == "host":  # fused programs of two kinds may have several collectives
+    if executor == "host" and not local:  # others may have other collectives
         orders = [step, step, train.drain], [step, train.drain, step]
         found["order"] = errors(orders[rank])
     return found, errors([step, step, train.drain])
