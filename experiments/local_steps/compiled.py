@@ -6,7 +6,7 @@ step without a chunk, and of a step by hand in one group, and have as many FLOPs
 them. The bar for the memory of a step with a chunk is 2.1 copies of the parameters more
 than the step by hand, and `2 + 1/p + 0.1` with outer momentum, on p groups. Only the
 mean without a codec meets it everywhere. Nesterov momentum does in 4 groups that shard
-the model, and eight bits with error feedback in 32.
+the model, and eight bits with error feedback in all groups that do.
 
 A group is one device, which holds a transformer of 124 million parameters, or the eight
 GPUs of a host, which shard one of a billion (FSDP).
