@@ -93,7 +93,7 @@ def test_all_train_steps_share_the_thread():
     order = []
     first, second = of("first", order), of("second", order)
     batch, config = batch_of(1), first.config
-    state, _ = first.step(start(config), batch)
+    state, *_ = first.step(start(config), batch)
     second.step(start(config), batch)
     communication_thread.join()
     hold = threading.Event()
@@ -117,7 +117,7 @@ def test_error_is_raised_only_in_its_own_train_step():
     config, batch = sound.config, batch_of(1)
     with pytest.raises(ValueError, match="no route to host"):
         broken.step(start(config), batch)
-    state, _ = sound.step(start(config), batch)
+    state, *_ = sound.step(start(config), batch)
     sound.drain(state)
     communication_thread.join()
     assert order == 2 * ["sound"]
@@ -138,7 +138,7 @@ def test_fused_step_waits_for_its_turn_on_the_thread(monkeypatch):
     fused.__dict__["_programs"] = {True: launched}
     communication_thread.submit(time.sleep, 0.2)
     communication_thread.submit(order.append, "before")
-    *_, info = fused.step(start(config), batch_of(1))
+    _, info, _ = fused.step(start(config), batch_of(1))
     communication_thread.submit(lambda: order.append(info.is_ready()))
     communication_thread.join()
     assert order == ["before", "launched", True]

@@ -113,9 +113,9 @@ def written(executor, config, digits, *, drained=True):
     state = start(config)
     numbers = []
     for digit in digits:
-        state, _ = executor.step(state, batch_of(digit))
+        state, *_ = executor.step(state, batch_of(digit))
         numbers.append(number_of(state))
     if drained:
-        state, _ = executor.drain(state)
+        state, *_ = executor.drain(state)
         numbers.append(number_of(state))
     return numbers
