@@ -9,11 +9,11 @@ as it is documented. Each of four groups takes a quarter of the batch. All runs 
 same number of steps, and end with a drain.
 
 Command: python -m experiments.local_steps.accuracy --text tinyshakespeare.txt
-         With --tasks mnist --optimizers adamw for MNIST, and with --tasks nanogpt
-         --optimizers adamw --steps 2000 for nanoGPT's. If it is interrupted, start it
-         again: it keeps the runs that have ended.
-Time: about 80 seconds a run on 2 cores, and two and a half hours for all 108; about 30
-seconds a run on MNIST, and 150 on nanoGPT's configuration.
+         With --tasks mnist cifar10 --optimizers adamw for images, and with --tasks
+         nanogpt --optimizers adamw --steps 2000 for nanoGPT's. If it is interrupted,
+         start it again: it keeps the runs that have ended.
+Time: about 80 seconds a run on 2 cores, also on CIFAR-10, and two and a half hours for
+all 108; about 30 seconds a run on MNIST, and 150 on nanoGPT's configuration.
 Result: experiments/results/local_steps_accuracy.json
 """
 

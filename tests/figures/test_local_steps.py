@@ -20,11 +20,14 @@ def test_costs_of_rounds_are_quoted():
     (both,) = {f"{cost:.2f}" for cost in sixteen}
     yield f"rounds of 16 cost {both} on both"
     yield "rounds of 64 cost {:.2f} and {:.2f}".format(*most)
+    images = column("local_steps.accuracy", "V = H", "cifar10, adamw")
+    yield "On CIFAR-10, they cost {:.2f}, {:.2f} and {:.2f} nats".format(*images)
 
 
 @quoted_in("docs/benchmarks/accuracy_sharded.md")
 def test_hidden_exchange_costs_no_more_than_one_at_once():
-    for row in ("shakespeare, adamw", "shakespeare, muon", "nanogpt, adamw"):
+    tasks = "shakespeare, adamw", "shakespeare, muon", "cifar10, adamw"
+    for row in (*tasks, "nanogpt, adamw"):
         costs = (column("local_steps.accuracy", x, row) for x in ("V = H", "at once"))
         for hidden, at_once in zip(*costs, strict=True):
             assert hidden < at_once + 0.006
@@ -40,13 +43,17 @@ def test_gains_of_hiding_are_quoted():
 
 
 @quoted_in("docs/benchmarks/accuracy_sharded.md")
-def test_cost_on_digits_is_quoted():
+def test_costs_on_images_are_quoted():
+    images = column("local_steps.accuracy", "V = H", "cifar10, adamw")
     costs = [
         cost
         for title in ("at once", "V = H", "V = H, int8", "V = H, int4")
         for cost in column("local_steps.accuracy", title, "mnist, adamw")
     ]
-    yield f"On MNIST, they cost about {max(costs):.2f} nats at most"
+    yield (
+        "On CIFAR-10, they cost {:.2f}, {:.2f} and {:.2f} nats, and on MNIST about"
+        " {:.2f} at most"
+    ).format(*images, max(costs))
 
 
 # The bytes of a round, relative to those without a codec.
