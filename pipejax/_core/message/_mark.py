@@ -76,7 +76,7 @@ def marked(
 
 def check_alike(alike: jax.Array | None) -> None:
     """Raises a `ValueError` if the marks of devices differ; waits for them."""
-    if alike is None or np.all(alike.addressable_data(0)):
+    if alike is None or jax.device_get(alike.addressable_data(0)).all():
         return
     raise ValueError(
         "`train.step` and `train.drain` must be called in the same order on every"
