@@ -77,7 +77,7 @@ def test_each_process_gives_its_own_part_of_a_batch(ask):
         assert found["fewest"] == 6
 
 
-@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("local", [False, pytest.param(True, marks=FULL)])
 @pytest.mark.parametrize("executor", ["fused", "host"])
 def test_calls_of_two_processes_are_compared(ask, executor, local):
     """Gradients that do not belong together would be added up without a word."""
