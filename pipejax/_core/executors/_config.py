@@ -138,7 +138,7 @@ class StepConfig:
     def exchange(
         self, trained: Trainable | None, message: Message, valid: Valid, mark: Mark
     ) -> Exchange:
-        """Returns the exchange of a message with the mark of a call, if it has one."""
+        """Returns the exchange of a message, which compares `mark` if there is one."""
 
         def of(message: Message) -> Exchange:
             return self.step.exchange(trained, message, valid, self.sums_by)

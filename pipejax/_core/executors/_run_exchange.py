@@ -1,7 +1,6 @@
 """Exchanges messages in a program of its own, for the communication thread."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax import lax
@@ -24,10 +23,22 @@ from ._by_copy import exchange_by_copy
 from ._by_shard import exchange_by_shard, groups_in_processes, placed_once
 from ._config import StepConfig
 
-RunExchange = Callable[..., tuple[Reduced, CodecStates]]
-"""From what the exchange updates, or `None`, the message, the codec states before it,
-which messages are valid, and the mark of the call, `None` by default, to the reduced
-message and the codec states after it."""
+
+class RunExchange(Protocol):
+    """Function that exchanges a message, and waits for the result."""
+
+    def __call__(
+        self,
+        trained: Trainable | None,
+        message: Message,
+        states: CodecStates,
+        valid: Valid,
+        mark: Mark = None,
+    ) -> tuple[Reduced, CodecStates]:
+        """Returns the reduced message and the codec states after it.
+
+        `trained` is what the exchange updates, or `None`.
+        """
 
 
 def make_exchange(config: StepConfig, where: Mesh) -> RunExchange:

@@ -1,9 +1,9 @@
-"""Marks by which devices of several processes see whether all make the same call.
+"""Compares the calls of several processes by a mark, a number that travels along.
 
-If a process takes another number of steps before a drain, or a batch of other shapes,
-devices add up gradients that do not belong together, and no number shows it. So a mark
-of the call travels with the loss. All marks are the same if their sum is p times the
-own one.
+If a process takes another number of steps before a drain, or has a batch of other
+shapes, devices add up gradients of different calls, and the sum does not show it. Each
+device therefore sends a mark of its call. On p devices, all marks are the same if their
+sum is p times the mark of every device.
 """
 
 import dataclasses
@@ -24,13 +24,14 @@ from ._message import Message, Passengers
 from ._reduce import Reduced
 
 Mark = jax.Array | np.uint32 | None
-"""What a device calls, or `None` where devices do not compare it."""
+"""The mark of the call that a device makes; `None` if calls are not compared."""
 
 
 def mark_of(batch: Tree) -> np.uint32:
-    """Returns the mark of a call with a batch, from shapes and dtypes alone.
+    """Returns the mark of a call, which depends on shapes and dtypes of its batch.
 
-    A drain has no batch, nor has a message that was in flight before the call.
+    In a drain, and for a message that was in flight before the call, the batch is
+    `None`.
     """
     return _mark(tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(batch)))
 
@@ -46,16 +47,18 @@ def marked(
     mark: Mark,
     axis_name: AxisName,
 ) -> Exchange:
-    """Returns the exchange of a message, which also compares the marks of devices.
+    """Returns an exchange that also says whether all devices have the same mark.
 
     Args:
-      exchange_of: Function that makes the exchange of a message.
-      mark: uint32 scalar, what this device calls. With `None`, nothing is compared.
+      exchange_of: Function from a message to its exchange.
+      message: The message of this device.
+      mark: uint32 scalar, the mark of this device. With `None`, nothing is compared.
+      axis_name: The axes along which messages are summed.
     """
     if mark is None:
         return exchange_of(message)
     devices = axis_size(axis_name)
-    # Float32 counts up to 2**24.
+    # Sums of whole numbers are exact in float32 up to 2**24.
     most = np.uint32(max(1, 2**24 // devices))
     own = (jnp.asarray(mark) % most).astype(jnp.float32)
     passengers = message.passengers or Passengers(jnp.zeros(0), False, _NOTHING)

@@ -35,8 +35,8 @@ class Reduced(NamedTuple):
       squares: Vector with the sum of squares of each array of gradients of the sum.
       updated: Parameters and optimizer state after the update, if the exchange itself
         has updated them. The sum then has no gradients.
-      alike: bool of shape [1], whether all devices have the mark of this one (`_mark`).
-        `None` if they do not compare any.
+      alike: bool of shape [1], whether all devices have the mark of this device
+        (`_mark`). `None` if marks are not compared.
     """
 
     sum: Message

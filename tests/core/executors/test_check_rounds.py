@@ -56,7 +56,7 @@ def test_state_of_other_rounds_is_refused(other, message):
 
 
 def test_residuals_of_another_codec_are_refused():
-    """What a codec kept would be lost without a word."""
+    """The residuals would be lost silently."""
     int8 = codecs.int8(8)
     kept = new(all_reduce=collectives.two_shot(codecs.error_feedback(int8)))
     another = new(all_reduce=collectives.two_shot(int8))

@@ -58,7 +58,7 @@ def test_states_of_all_phases_are_there_from_the_start():
 
 @pytest.mark.parametrize("executor", ["fused", "host"])
 def test_state_with_residuals_of_another_codec_is_refused(executor):
-    """What a codec kept would be lost without a word."""
+    """The residuals would be lost silently."""
 
     def made(all_reduce):
         return pj.make_train_step(

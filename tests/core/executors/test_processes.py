@@ -80,7 +80,7 @@ def test_each_process_gives_its_own_part_of_a_batch(ask):
 @pytest.mark.parametrize("local", [False, pytest.param(True, marks=FULL)])
 @pytest.mark.parametrize("executor", ["fused", "host"])
 def test_calls_of_two_processes_are_compared(ask, executor, local):
-    """Gradients that do not belong together would be added up without a word."""
+    """Otherwise, gradients of different calls would be added up silently."""
     for found, alike in ask("apart", executor, local):
         for (said,) in found.values():
             assert "must be called in the same order on every process, with a" in said
