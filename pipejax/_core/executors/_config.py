@@ -166,22 +166,27 @@ class StepConfig:
         """Returns `local` as a program that each device or group runs on its share."""
         return on_mesh(local, self.mesh, in_specs, out_specs, self.axis_name)
 
-    def on_state(self, local: Callable[..., Any], rest: Specs, queue: Specs) -> Any:
+    def on_state(
+        self,
+        local: Callable[..., Any],
+        rest: Specs,
+        queue: Specs,
+        *reports: Specs,
+    ) -> Any:
         """Returns `local` as a program of what is common and more arguments.
 
         Its results are the next `Common`, the next queue or a part of it, infos, and
-        whether devices are alike. `rest` are the partition specs of the other
-        arguments, and `queue` those of the second result.
+        perhaps more. `rest` are the partition specs of the other arguments, `queue`
+        those of the second result, and `reports` those of the results after infos.
         """
-        each = P(self.axis_name)
 
         def specs(state: Common, *_: Any) -> tuple[Any, Any]:
             own = state_data_specs(state, self.axis_name)
             # The next state may have no leaf in place of one that does not move.
             after = own._replace(model_state=P())
-            return (own, *rest), (after, queue, P(), each)
+            return (own, *rest), (after, queue, P(), *reports)
 
         def like(state: Common, *_: Any) -> tuple[Any, ...]:
-            return state, None, state.step, None
+            return state, None, state.step, *(None for _ in reports)
 
         return on_mesh_by(specs, local, self.mesh, self.axis_name, like)

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from pipejax._core.message import (
     InFlight,
@@ -129,7 +130,7 @@ class Fused:
         rest = leaving, staying, inputs_over(config.axis_name)
         program = functools.partial(
             jax.jit,
-            config.on_state(self._local_step, rest, leaving),
+            config.on_state(self._local_step, rest, leaving, P(config.axis_name)),
             in_shardings=(None, None, None, config.inputs),
             donate_argnums=self._donated,
         )
@@ -140,8 +141,8 @@ class Fused:
 
     @functools.cached_property
     def _drain(self) -> jax.stages.Wrapped:
-        queue = self.config.queue_specs
-        program = self.config.on_state(self._local_drain, (queue,), queue)
+        queue, each = self.config.queue_specs, P(self.config.axis_name)
+        program = self.config.on_state(self._local_drain, (queue,), queue, each)
         return jax.jit(program, donate_argnums=self._donated)
 
     @property

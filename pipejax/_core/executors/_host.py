@@ -286,7 +286,7 @@ class Host:
             state = without_trainable(state)
         args = state, computed, reduced, at_once, filled
         self._no_own(self._programs.update, *args)
-        after, filled, info, _ = self._programs.update(*args)
+        after, filled, info = self._programs.update(*args)
         state = completed(after, state)
         if updated is not None:
             state = state._replace(trainable=updated)

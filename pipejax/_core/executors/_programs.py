@@ -66,10 +66,10 @@ def programs_of(config: StepConfig, reduction_mesh: Mesh) -> Programs:
         reduced: Reduced,
         at_once: Reduced | None,
         filled: jax.Array,
-    ) -> tuple[Common, jax.Array, StepInfo, None]:
+    ) -> tuple[Common, jax.Array, StepInfo]:
         state, info = config.step.apply(state, computed, reduced, at_once)
         state = config.result(state, computed, reduced.sum.changes)
-        return state, entered(filled, config.width - 1), info, None
+        return state, entered(filled, config.width - 1), info
 
     def delayed(message: Message, at_once: Reduced) -> Message:
         return delayed_part(config, message, at_once)
