@@ -43,6 +43,18 @@ def test_gains_of_hiding_are_quoted():
 
 
 @quoted_in("docs/benchmarks/accuracy_sharded.md")
+def test_costs_of_one_chunk_are_quoted():
+    def more(row):
+        costs = (
+            column("local_steps.accuracy", x, row)[0] for x in ("V = 1", "at once")
+        )
+        return f"{next(costs) - next(costs):.2f}"
+
+    text, images = map(more, ("shakespeare, adamw", "cifar10, adamw"))
+    yield f"V = 1 costs {text} nats more on text and {images} on CIFAR-10"
+
+
+@quoted_in("docs/benchmarks/accuracy_sharded.md")
 def test_costs_on_images_are_quoted():
     images = column("local_steps.accuracy", "V = H", "cifar10, adamw")
     costs = [
@@ -81,4 +93,4 @@ def test_memory_of_local_steps_is_quoted():
     whole = [more for model, more in above.items() if "in groups" not in model]
     assert max(more for model, more in above.items() if "in groups" in model) <= 0
     most = f"{max(whole):.2f}"
-    yield f"where groups shard the model; elsewhere they miss it by up to {most}"
+    yield f"where groups shard the model, and up to {most} copies above it elsewhere"
