@@ -17,6 +17,7 @@ CLOSED = 0.7
 # A process is silent after so many of its steps, and so many times the delay of its
 # reports, but not before so many seconds.
 STEPS, DELAYS, LEAST = 20, 5, 2.0
+_REMEDY = "let all processes take as many batches, `train.fewest_batches(own)`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +111,15 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
     outside = [report for report in reports if report.outside > 0]
     earliest = min(report.step for report in reports)
     slow = outside or [report for report in reports if report.step == earliest]
-    left = [
-        f"{each.report} has left its `Watchdog` at step {each.report.step}"
-        for each in seen
-        if each.report.finished
-    ]
-    return "\n".join([*map(_standstill, slow), *left])
+    lines = [*map(_standstill, slow)]
+    finished = [each.report for each in seen if each.report.finished]
+    for report in finished:
+        left = f"{report} has left its `Watchdog` at step {report.step}"
+        if outside or report.step >= earliest:
+            lines.append(left)
+        else:  # the others wait for it: it is at fault
+            lines.insert(0, f"{left}, before the others: {_REMEDY}")
+    return "\n".join(lines)
 
 
 def _failed_ago(seen: Seen) -> float:

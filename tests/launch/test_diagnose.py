@@ -155,8 +155,23 @@ def test_faulty_process_is_named_in_the_diagnosis(bad, diagnosis):
     assert diagnose(bad, (), LIMIT).startswith(diagnosis)
 
 
-def test_process_gone_early_is_named_beside_others():
+def test_process_out_of_batches_is_named_first_with_the_remedy():
     found = diagnose([stuck(0), seen(1, step=2, finished=True)], (), LIMIT)
+    first, second = found.splitlines()[:2]
+    assert first.startswith("process 1 on host1 has left its `Watchdog` at step 2, ")
+    assert first.endswith("`train.fewest_batches(own)`")
+    assert second.startswith("process 0 on host0 has made no progress for 61 s")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(stuck(0, outside=1.0), id="another process is outside of JAX"),
+        pytest.param(stuck(0, step=2), id="the others are not ahead"),
+    ],
+)
+def test_process_gone_early_is_named_last_if_not_at_fault(bad):
+    found = diagnose([bad, seen(1, step=2, finished=True)], (), LIMIT)
     assert found.startswith("process 0 on host0 has made no progress for 61 s")
     assert found.endswith("\nprocess 1 on host1 has left its `Watchdog` at step 2")
 
