@@ -114,7 +114,7 @@ def _seconds(function: Callable[[], Any]) -> float:
 def _ratio(part: list[float], whole: list[float]) -> list[float]:
     """Returns the quartiles over rounds of `part / whole`."""
     each = [a / b for a, b in zip(part, whole, strict=True)]
-    return statistics.quantiles(each, n=4, method="inclusive")
+    return report.quartiles(each)
 
 
 def _loss(params: Any, batch: jax.Array) -> jax.Array:

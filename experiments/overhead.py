@@ -269,7 +269,7 @@ def python_microseconds(
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    low, middle, high = statistics.quantiles(values, n=4)
+    low, middle, high = report.quartiles(values)
     return {"quartile 1": low, "median": middle, "quartile 3": high}
 
 

@@ -9,9 +9,10 @@ import os
 import pathlib
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -94,6 +95,11 @@ def table(title: str, rows: list[list[str]]) -> Table:
     for row in found:
         printed.add_row(*row)
     return printed
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Returns the quartiles of values, also of two; none lies outside of them."""
+    return statistics.quantiles(values, n=4, method="inclusive")
 
 
 def spread(quartiles: Iterable[float]) -> str:

@@ -202,7 +202,7 @@ def table_rows(cells: list[dict[str, Any]]) -> list[list[str]]:
 def ratios(slow: Sequence[float], fast: Sequence[float]) -> list[float]:
     """Returns the quartiles over rounds of the ratio `slow / fast`."""
     each = [a / b for a, b in zip(slow, fast, strict=True)]
-    return statistics.quantiles(each, n=4, method="inclusive")
+    return report.quartiles(each)
 
 
 def _ddp(found: dict[str, Any]) -> list[str]:
@@ -237,7 +237,9 @@ def show(cell: dict[str, Any]) -> None:
             f" {most['overlapped']:.2f} over D-Sync beside the backward pass."
         )
     for name, times in cell["measured"].items():
-        low, middle, high = statistics.quantiles(times["ratio"], n=4)
+        low, middle, high = statistics.quantiles(
+            times["ratio"], n=4, method="inclusive"
+        )
         console.print(
             f"{name}: step / max(compute, exchange) {middle:.2f} ({low:.2f} -"
             f" {high:.2f}), floor 1.00"

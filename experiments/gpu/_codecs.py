@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import codec_speed
+from experiments import codec_speed, report
 
 from ._arrays import is_small
 
@@ -29,7 +29,7 @@ def measured() -> dict[str, Any]:
         name: {
             "gigabytes_per_second": speed,
             "of_the_copy": speed / speeds["copy"],
-            "quartiles_ms": [1e3 * q for q in statistics.quantiles(times[name], n=4)],
+            "quartiles_ms": [1e3 * q for q in report.quartiles(times[name])],
         }
         for name, speed in speeds.items()
     }

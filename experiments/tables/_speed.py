@@ -180,7 +180,7 @@ def measured() -> list[list[str]]:
     table = [[_CELL, *_OURS, "exchange of Pipe-SGD alone / wire"]]
     for cell in result("speedup")["cells"]:
         if found := cell["measured"]:
-            ratios = (statistics.quantiles(x["ratio"], n=4) for x in found.values())
+            ratios = (report.quartiles(x["ratio"]) for x in found.values())
             exchange = statistics.median(found["Pipe-SGD"]["communication"])
             over_wire = f"{exchange / cell['rows']['Pipe-SGD']['wire']:.2f}"
             table.append([title(cell), *map(report.spread, ratios), over_wire])

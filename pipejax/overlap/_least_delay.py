@@ -47,7 +47,8 @@ def least_delay(
       exchange: Seconds of the exchange of all gradients, at least 0.
 
     Returns:
-      Pytree of bools with the structure of the parameters.
+      Pytree of bools with the structure of the parameters. If none is true, nothing
+      needs a delay: take `width=1`.
 
     Raises:
       ValueError: If `train` is a local step, if a time is out of range, or as in

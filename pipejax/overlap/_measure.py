@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import multihost_utils
 
+from pipejax._internal.integers import is_integer
 from pipejax.train_step import LocalState, LocalTrainStep, PipelineState, TrainStep
 
 from ._timed_parts import TimedParts, parts_of, parts_of_rounds
@@ -116,13 +117,13 @@ def measure(
       steps: Number of steps that are timed together in each round, at least 1.
 
     Raises:
-      ValueError: If `rounds` or `steps` is too small, or if `train.step` does not
+      ValueError: If `rounds` or `steps` breaks its rule, or if `train.step` does not
         accept the state or the batch.
     """
-    if rounds < 2 or steps < 1:
+    if not (is_integer(rounds, 2) and is_integer(steps, 1)):
         raise ValueError(
-            "`rounds` must be at least 2, because quartiles need two values, and"
-            f" `steps` must be at least 1; got {rounds=}, {steps=}."
+            "`rounds` must be an integer of at least 2, because quartiles need two"
+            f" values, and `steps` one of at least 1; got {rounds=}, {steps=}."
         )
     given: Any = state
     if isinstance(train, LocalTrainStep):
@@ -171,7 +172,7 @@ def _time_exchange(parts: TimedParts, steps: int) -> float:
 
 
 def _quartiles(values: tuple[float, ...]) -> list[float]:
-    return statistics.quantiles(values, n=4)
+    return statistics.quantiles(values, n=4, method="inclusive")
 
 
 def _ms(values: tuple[float, ...]) -> str:

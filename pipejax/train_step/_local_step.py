@@ -154,8 +154,8 @@ class LocalTrainStep:
 
         Raises:
           ValueError: If the batch does not divide, if an array of `shared` is split
-            over the groups, if the state is of a local step with other rounds or
-            groups, if processes take other steps or batches of other shapes, or if the
+            over the groups, if the state has other groups or another number of chunks,
+            if processes take other steps or batches of other shapes, or if the
             call is inside `jax.jit` or another transformation.
         """
         self._check(state)

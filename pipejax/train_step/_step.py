@@ -114,7 +114,7 @@ class TrainStep:
             `NamedSharding` that it comes with. All groups must have the same arrays.
           model_state: Passed to `loss_fn` as a keyword, and updated by what `loss_fn`
             returns. Changes of floating and complex leaves are averaged over devices.
-            Other leaves must not depend on the data.
+            Others must be the same on every device, whatever its share of the data.
           rng: PRNG key, or a pytree of keys, such as a dict. In every step, `loss_fn`
             gets the same pytree of new keys as a keyword, other ones on each device.
           opt_state: State of the optimizer to continue from. `None` makes a new one.

@@ -103,12 +103,20 @@ def test_ratio_and_ceiling_follow_from_the_times():
     assert measured.ceiling == (1.5, 2.0)
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": 1}, {"steps": 0}])
+def test_quartiles_lie_among_the_measured_times():
+    said = str(pj.overlap.Measurement((2.0, 4.0), (1.0, 3.0), (5.0, 5.0)))
+    assert "3000.00  (2500.00 - 3500.00) ms" in said
+    assert "2000.00  (1500.00 - 2500.00) ms" in said
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rounds": 1}, {"rounds": 2.5}, {"steps": 0}, {"steps": "3"}]
+)
 def test_too_few_rounds_or_steps_are_refused(wrong):
     train = pj.make_train_step(loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(1))
     state = train.init(init_params())
     with pytest.raises(
-        ValueError, match=r"`rounds` must be at least 2, .* got rounds="
+        ValueError, match=r"`rounds` must be an integer of at least 2, .* got rounds="
     ):
         pj.overlap.measure(train, state, batches(1)[0], **wrong)
 

@@ -121,7 +121,7 @@ def check_gather_codec(codec: Any, devices: int, *, sharded: bool) -> Codec | No
     valid = isinstance(codec, Codec) and not (
         codec.needs_leaves or codec.needs_feedback
     )
-    if not valid or jax.tree.leaves(codec.init(codec.multiple, jnp.uint32(0))):
+    if not valid or jax.tree.leaves(_state_of(codec)):
         raise ValueError(
             "`gather_codec` must be a codec that rounds each element to the nearest"
             " level, and keeps no state: what it loses is in the next difference, so"
@@ -269,3 +269,9 @@ def check_sharded_optimizer(
                 " two_shot, ring, or on a power of two of devices halving_doubling;"
                 f" got {all_reduce} on {devices} devices."
             )
+
+
+def _state_of(codec: Codec) -> Any:
+    """Returns the form of a codec's state, and computes nothing."""
+    seed = jax.ShapeDtypeStruct((), jnp.uint32)
+    return jax.eval_shape(lambda seed: codec.init(codec.multiple, seed), seed)

@@ -231,7 +231,7 @@ class RoundConfig:
             loss=jnp.asarray(found.loss),
             metrics=found.metrics,
             weight=jnp.asarray(found.weight),
-            arrived=came,
+            arrived=jnp.asarray(found.arrived),
             refused=refused,
         )
 

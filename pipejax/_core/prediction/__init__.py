@@ -2,7 +2,6 @@
 
 from ._expand import expanded as expanded
 from ._expand import has_sums as has_sums
-from ._expand import sources as sources
 from ._mean import Mean as Mean
 from ._rule import Kind as Kind
 from ._rule import Own as Own

@@ -11,7 +11,7 @@ matrix products of Muon do, the diagonal does not describe it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,6 @@ from pipejax._internal.types import ClosedJaxpr, JaxprEqn
 _NAMES = "reshape squeeze expand_dims broadcast_in_dim reshard sharding_constraint"
 _SAME_ORDER = frozenset(_NAMES.split())
 _MIXED = -1  # in place of the number of a leaf: elements of several places
-# Operations whose result has no slope, apart from jumps.
-_JUMPS = "sign round floor ceil eq ne lt le gt ge is_finite"
-_FLAT = frozenset(_JUMPS.split())
 
 
 def expanded(
@@ -86,47 +83,6 @@ def _program_sums(closed: ClosedJaxpr) -> bool:
     equations = [each.equation for each in inlined(closed, names)]
     inner = (x for each in equations for x in programs_in(each))
     return any(map(_sums_up, equations)) or any(map(_program_sums, inner))
-
-
-class Reads(NamedTuple):
-    """The arguments on which the results of a function depend.
-
-    Attributes:
-      any: Whether any result depends on a leaf; a tree for each argument.
-      jumps: Whether it does so by a function that is flat apart from jumps, such as a
-        sign, whose derivative does not show it; a tree for each argument.
-    """
-
-    any: Any
-    jumps: Any
-
-
-def reads(function: Callable[..., Any], *args: Any) -> Reads:
-    """Returns the arguments on which the results of a function depend.
-
-    Examples:
-      >>> reads(lambda x, y, z: 2 * x + jnp.sign(y), 1.0, 1.0, 1.0)
-      Reads(any=(True, True, False), jumps=(False, True, False))
-    """
-    found, structure = _joined_sets(sources(function, *args)), jax.tree.structure(args)
-    count = range(len(jax.tree.leaves(args)))
-    return Reads(
-        jax.tree.unflatten(structure, [i in found for i in count]),
-        jax.tree.unflatten(structure, [_jump(i) in found for i in count]),
-    )
-
-
-def sources(function: Callable[..., Any], *args: Any) -> list[frozenset[int]]:
-    """Returns for each result the arguments on which it depends, by number of leaf.
-
-    Negative numbers say that it does so by a jump.
-
-    Examples:
-      >>> sources(lambda x, y: (2 * y, x + y, 0.0), 1.0, 1.0)
-      [frozenset({1}), frozenset({0, 1}), frozenset()]
-    """
-    closed = jax.make_jaxpr(function)(*args)
-    return _depends(closed, [frozenset([i]) for i in range(len(closed.jaxpr.invars))])
 
 
 def _held(function: Callable[..., Any], points: Sequence[Any]) -> Callable[..., Any]:
@@ -220,54 +176,3 @@ def _sums_up(equation: JaxprEqn) -> bool:
     if name == "dot_general":
         return not equation.outvars[0].aval.ndim
     return name.startswith(("reduce_", "arg")) and name != "reduce_precision"
-
-
-def _depends(
-    closed: ClosedJaxpr, args: Sequence[frozenset[int]]
-) -> list[frozenset[int]]:
-    """Returns the arguments on which each result of a program depends, by number.
-
-    `_jump(i)` is among them if the result depends on argument i by a jump.
-    """
-    names = dict(zip(closed.jaxpr.invars, (object() for _ in args), strict=True))
-    known: dict[Any, frozenset[int]] = dict(zip(names.values(), args, strict=True))
-
-    def depends(name: Any) -> frozenset[int]:
-        return frozenset() if isinstance(name, Constant) else known[name]
-
-    for each in inlined(closed, names):
-        operands = [*map(depends, each.reads)]
-        if each.equation.primitive.name == "cond":
-            first, *rest = operands
-            branches = (_depends(x, rest) for x in each.equation.params["branches"])
-            first |= {_jump(i) for i in first if i >= 0}
-            results = [first.union(*found) for found in zip(*branches, strict=True)]
-        elif each.equation.primitive.name == "optimization_barrier":
-            results = operands
-        else:
-            sources = _joined_sets(operands)
-            if _is_flat(each.equation):
-                sources |= {_jump(i) for i in sources if i >= 0}
-            results = [sources] * len(each.writes)
-        known.update(zip(each.writes, results, strict=True))
-    return [depends(name_of(names, v)) for v in closed.jaxpr.outvars]
-
-
-def _is_flat(equation: JaxprEqn) -> bool:
-    if not equation.outvars:  # it prints, or calls back
-        return False
-    result = equation.outvars[0].aval.dtype
-    operands = (var.aval.dtype for var in equation.invars)
-    rounds = not jnp.issubdtype(result, jnp.inexact) and any(
-        jnp.issubdtype(dtype, jnp.inexact) for dtype in operands
-    )
-    return rounds or equation.primitive.name in _FLAT
-
-
-def _jump(argument: int) -> int:
-    """Returns the number that says that a result jumps in an argument."""
-    return -1 - argument
-
-
-def _joined_sets(sets: Sequence[frozenset[int]]) -> frozenset[int]:
-    return frozenset[int]().union(*sets)

@@ -32,10 +32,11 @@ from jax.typing import DTypeLike
 
 from pipejax._internal.finite import SumOfSquares, sum_of_squares
 from pipejax._internal.ravel import promoted
+from pipejax._internal.sources import reads
 from pipejax._internal.structures import select, with_zeros
 from pipejax._internal.types import Tree
 
-from ._expand import expanded, reads, works_elementwise
+from ._expand import expanded, works_elementwise
 from ._expansion import bounds_of, expansion, finite
 from ._mean import Mean
 from ._slopes import Slopes, encoded

@@ -14,11 +14,12 @@ class Arrival(NamedTuple):
 
     Attributes:
       loss: Mean loss over all groups and all steps since the report before, NaN if
-        their weights are all 0.
+        none has arrived (0 in place of NaN under `jax_debug_nans`).
       metrics: Means of the metrics.
       weight: float32, the mean over steps of the sum of the weights over groups, or 1
         if the loss function returns no weight.
-      arrived: bool, whether a round has arrived.
+      arrived: bool, whether loss and metrics have arrived. It is false for a round
+        whose weights are all 0.
       refused: int32, the number of chunks so far that all groups have left out, because
         they were not finite.
     """
@@ -54,12 +55,13 @@ class RoundInfo(NamedTuple):
     last step of the round, and they are means over that round.
 
     Attributes:
-      loss: Mean loss of the round that has arrived, NaN if none has, or if its weights
-        are all 0 (0 in place of NaN under `jax_debug_nans`).
+      loss: Mean loss of the round that has arrived, NaN if none has (0 in place of NaN
+        under `jax_debug_nans`).
       metrics: Means of the metrics of the round, NaN or 0 as for `loss`.
       weight: float32, the mean over steps of the sum of the weights over groups. It is
         1 if the loss function returns no weight, and 0 if nothing has arrived.
-      arrived: bool, whether the last chunk of a round has arrived in this step.
+      arrived: bool, whether loss and metrics have arrived, with the last chunk of a
+        round. It is false for a round whose weights are all 0.
       refused: int32, the number of chunks so far that all groups have left out, because
         they were not finite.
       local_loss: float32 `[groups]`, the loss of each group in this step.

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.prediction import sources
 from pipejax._core.step import updated
 from pipejax._internal.jaxpr import inlined, name_of
+from pipejax._internal.sources import sources
 from pipejax._internal.structures import like_optimizer
 from pipejax._internal.types import Tree
 

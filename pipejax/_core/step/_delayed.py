@@ -120,7 +120,8 @@ def _at_once(settings: Settings, message: Message, gradients: optax.Updates) -> 
 def _usable_if_changes_are(message: Message, gradients: optax.Updates) -> Any:
     """Returns gradients that are not finite if a change of the model state is not.
 
-    Changes travel with what is delayed, and a batch is applied whole or not at all.
+    Changes travel with what is delayed. If they are refused, no part of the batch is
+    applied.
     """
     leaves, structure = jax.tree.flatten(gradients)
     sizes = {leaf.size: i for i, leaf in enumerate(leaves) if leaf.size}

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pipejax._core.prediction import sources
+from pipejax._internal.sources import sources
 from pipejax._internal.types import Tree
 from pipejax._internal.zeros import zeros
 

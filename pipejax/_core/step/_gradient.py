@@ -42,6 +42,7 @@ from ._inputs import Inputs
 from ._model_state import changes_of, counters_of, every_change
 from ._step import Settings
 from ._typed_loss import typed_loss
+from ._unaveraged import check_unaveraged
 
 
 def local_message(
@@ -77,6 +78,8 @@ def local_message(
         local_steps=settings.local_steps,
     )
     arrays = constrained(inputs.batch, split.batch)
+    part = first_part(arrays, count)
+    check_unaveraged(full, params, part, model_state, rng, settings.axis_name)
     if count == 1:
         gradients, passengers, returned = of_batch(arrays, model_state, rng)
     else:

@@ -20,7 +20,8 @@ There are three kinds of leaves:
   real numbers.
 - A leaf that the loss function returns unchanged, as the same object, is not sent. It
   is no result of the program of a step either, which would be a copy.
-- Other leaves (counters, PRNG keys) are the same on every device. They advance at once.
+- Other leaves (counters, PRNG keys) are the same on every device (`_unaveraged`). They
+  advance at once.
 """
 
 from typing import Any

@@ -7,12 +7,7 @@ import optax
 import pytest
 from jax import lax
 
-from pipejax._core.prediction._expand import (
-    expanded,
-    reads,
-    sources,
-    works_elementwise,
-)
+from pipejax._core.prediction._expand import expanded, works_elementwise
 
 M = {"w": jnp.float32([[0.5, -2.0], [3.0, 0.25]]), "b": jnp.float32([1.0, -1.0])}
 ONES = jax.tree.map(jnp.ones_like, M)
@@ -114,31 +109,3 @@ def test_functions_mixing_elements_are_found(name):
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_sums_over_arrays_do_not_count_as_mixing(name):
     assert works_elementwise(lambda gs: ELEMENTWISE[name](gs[0]), [M])
-
-
-@pytest.mark.parametrize(
-    ("function", "any_of", "jumps"),
-    [
-        (lambda x, y: 2 * x, (True, False), (False, False)),
-        (lambda x, y: x * jnp.sign(y), (True, True), (False, True)),
-        (lambda x, y: jnp.where(y > 0, x, -x), (True, True), (False, True)),
-        (lambda x, y: x + jnp.round(y), (True, True), (False, True)),
-        (
-            lambda x, y: lax.cond(y > 0, lambda: x, lambda: -x),
-            (True, True),
-            (False, True),
-        ),
-    ],
-)
-def test_dependencies_of_a_result_are_found(function, any_of, jumps):
-    found = reads(function, 1.0, 2.0)
-    assert (found.any, found.jumps) == (any_of, jumps)
-
-
-def test_update_may_print():
-    def printed(g):
-        jax.debug.print("norm {}", jnp.sum(g))
-        return 2 * g
-
-    (found,) = sources(printed, jax.ShapeDtypeStruct((3,), jnp.float32))
-    assert found == {0}

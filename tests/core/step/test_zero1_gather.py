@@ -339,3 +339,15 @@ def test_codec_of_a_gather_without_a_sharded_optimizer_is_refused():
         pj.make_train_step(
             loss_fn, optax.sgd(0.1), mesh=pj.data_mesh(2), gather_codec=codecs.int4()
         )
+
+
+def test_train_step_with_a_codec_is_made_without_transfers():
+    mesh = pj.data_mesh(2)
+    with jax.transfer_guard("disallow"):
+        pj.make_train_step(
+            loss_fn,
+            optax.sgd(0.1),
+            mesh=mesh,
+            shard_optimizer=True,
+            gather_codec=codecs.int4(16),
+        )
