@@ -42,16 +42,16 @@ def expanded(
     The result of `function` has the form of each of its arguments. Returned are `f(m)`
     at the `points`, and for each argument the tree P.
     """
-    held, value = _held(function, points), function(*points)
-    slopes = []
+    held, found = _held(function, points), []
     for place, point in enumerate(points):
 
         def at(x: Any, place: int = place) -> Any:
             return held(*points[:place], x, *points[place + 1 :])
 
         ones = jax.tree.map(jnp.ones_like, point)
-        slopes.append(jax.jvp(at, (point,), (ones,))[1])
-    return value, tuple(slopes)
+        found.append(jax.jvp(at, (point,), (ones,)))
+    values, slopes = zip(*found, strict=True)
+    return values[0], slopes
 
 
 def works_elementwise(
