@@ -32,6 +32,12 @@ def test_hidden_exchange_costs_no_more_than_one_at_once():
         for hidden, at_once in zip(*costs, strict=True):
             assert hidden < at_once + 0.006
     yield "With V = H, a hidden exchange costs nothing beyond that of one at once"
+    for row in (*tasks, "nanogpt, adamw", "mnist, adamw"):
+        plain = column("local_steps.accuracy", "V = H", row)
+        for codec in ("int8", "int4"):
+            coded = column("local_steps.accuracy", f"V = H, {codec}", row)
+            assert all(a < b + 0.005 for a, b in zip(coded, plain, strict=True))
+    yield "int8 and int4 cost nothing more"
 
 
 @quoted_in("docs/local_steps.md")
@@ -45,13 +51,16 @@ def test_gains_of_hiding_are_quoted():
 @quoted_in("docs/benchmarks/accuracy_sharded.md")
 def test_costs_of_one_chunk_are_quoted():
     def more(row):
-        costs = (
+        one, at_once = (
             column("local_steps.accuracy", x, row)[0] for x in ("V = 1", "at once")
         )
-        return f"{next(costs) - next(costs):.2f}"
+        return one - at_once
 
-    text, images = map(more, ("shakespeare, adamw", "cifar10, adamw"))
-    yield f"V = 1 costs {text} nats more on text and {images} on CIFAR-10"
+    tasks = "shakespeare, adamw", "nanogpt, adamw", "cifar10, adamw"
+    yield (
+        "V = 1 costs {:.2f} nats more on text, {:.2f} on nanogpt and {:.2f} on CIFAR-10"
+    ).format(*map(more, tasks))
+    yield f"under Muon it costs {more('shakespeare, muon'):.3f}"
 
 
 @quoted_in("docs/benchmarks/accuracy_sharded.md")
