@@ -76,7 +76,7 @@ def draw(axes: Any, result: Result) -> None:
     axes.axhspan(-MATCHES, MATCHES, color="gray", alpha=0.2)
     axes.set_xscale("log", base=2)
     axes.set_yscale("symlog", linthresh=MATCHES)
-    axes.set_ylim(-MATCHES / 2, 1.5 * WORST)
+    axes.set_ylim(-1.2 * MATCHES, 1.5 * WORST)
     axes.set_yticks([0, 0.01, 0.1, WORST], ["0", "0.01", "0.1", "diverged"])
     counts = sorted({count for _, count, _ in shown(result)})
     axes.set_xticks(counts, [str(count) for count in counts])

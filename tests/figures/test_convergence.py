@@ -48,10 +48,14 @@ def test_costs_of_many_replicas_are_quoted():
     assert many["momentum"][places["K=2"]] == "diverged"
     cost = nats(many["adamw"], "K=2")
     yield f"With 256, it costs {cost:.3f} nats under AdamW"
-    on_text = [nats(row, "K=2") for row in rows if row[0] == "shakespeare"]
-    four, many, *muon = on_text
-    yield f"it costs {four:.3f} nats with 4 replicas and {many:.3f} with 64"
-    yield "Under Muon, it costs {:.3f} and {:.3f}".format(*muon)
+    on_text = {
+        name: [nats(row, "K=2") for row in rows if row[:2] == ["shakespeare", name]]
+        for name in ("adamw", "momentum", "muon")
+    }
+    four, most = on_text["adamw"]
+    yield f"it costs {four:.3f} nats with 4 replicas and {most:.3f} with 64"
+    yield "Under Muon, it costs {:.3f} and {:.3f}".format(*on_text["muon"])
+    yield "and under momentum {:.2f} and {:.2f}".format(*on_text["momentum"])
     most = max(abs(nats(row, "K=2, rank 16 at once")) for row in rows)
     yield f"With rank 16 at once, every cell is within {most:.4f} nats"
 
@@ -95,21 +99,19 @@ def test_costs_of_single_seeds_on_text_are_quoted():
 @quoted_in("docs/benchmarks/accuracy.md")
 def test_costs_at_once_on_text_are_quoted():
     record = result("replicas_shakespeare")
-    cost = above("momentum", "K=2, rank 16 at once", 4, record)
-    yield f"Rank 16 at once changes the loss by {cost} nats"
     pairs = paired("momentum", "K=2, rank 16 at once", 4, record)
     assert len(pairs) == 3
     ends = [first["test_loss"] for first, _ in pairs]
     yield f"synchronous runs differ by {max(ends) - min(ends):.2f} nats between seeds"
-    (four, same), (many, others) = (
-        [
-            later["test_loss"] - first["test_loss"]
-            for first, later in paired("momentum", "K=2", replicas, record)
-        ]
+    assert float(above("momentum", "K=2, rank 16 at once", 4, record).split()[0]) < 0
+    costs = [
+        later["test_loss"] - first["test_loss"]
         for replicas in (4, 64)
-    )
-    yield f"the default loses {four:.2f} and {same:.2f} with 4 replicas"
-    yield f"and {many:.2f} and {others:.2f} with 64 (two seeds)"
+        for first, later in paired("momentum", "K=2", replicas, record)
+    ]
+    assert len(costs) == 6
+    yield f"the default loses between {min(costs):.2f} and {max(costs):.2f} nats"
+    yield "where rank 16 at once loses none"
     adamw, momentum, muon = (
         float(above(name, "K=2, rank 4 at once", 4, record).split()[0])
         for name in ("adamw", "momentum", "muon")
