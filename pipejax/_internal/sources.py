@@ -68,8 +68,8 @@ def sources(function: Callable[..., Any], *args: Any) -> list[Sources]:
 
 def differing(
     function: Callable[..., Any],
-    args: Sequence[Any],
-    differs: Sequence[Any],
+    args: tuple[Any, ...],
+    differs: tuple[Any, ...],
     axis_name: mesh.AxisName,
 ) -> Any:
     """Returns for each result whether it may differ between the devices of some axes.
@@ -77,11 +77,12 @@ def differing(
     Args:
       function: Function that every device runs, inside a mapped program.
       args: Its arguments on one device.
-      differs: For each argument a tree of bools, whether a leaf may differ.
+      differs: Whether each argument may differ: a bool, or a tree of bools.
       axis_name: The axes. Sums over all of them are the same everywhere.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-    flags = [_PLACE if x else Sources() for x in jax.tree.leaves(list(differs))]
+    every = jax.tree.leaves(jax.tree.broadcast(differs, args))
+    flags = [_PLACE if x else Sources() for x in every]
     found = _depends(closed, flags, frozenset(mesh.axes(axis_name)))
     return jax.tree.unflatten(jax.tree.structure(shape), [*map(bool, found)])
 
@@ -155,8 +156,7 @@ def _of_scan(
         given = [*operands[:constants], *carry, *operands[end:]]
         return _depends(body, given, axes)
 
-    carry = _settled(lambda carry: after(carry)[:carried], operands[constants:end])
-    return carry + after(carry)[carried:]
+    return _settled(after, operands[constants:end])
 
 
 def _of_while(
@@ -177,9 +177,13 @@ def _of_while(
 def _settled(
     after: Callable[[list[Sources]], list[Sources]], carry: list[Sources]
 ) -> list[Sources]:
-    """Returns on what a carry depends after any number of turns of a loop."""
-    more = [a | b for a, b in zip(carry, after(carry), strict=True)]
-    return carry if more == carry else _settled(after, more)
+    """Returns the sources of a loop's results, after any number of turns.
+
+    `after` gives those of a turn, the carry first, from those of the carry before it.
+    """
+    found = after(carry)
+    more = [a | b for a, b in zip(carry, found, strict=False)]
+    return carry + found[len(carry) :] if more == carry else _settled(after, more)
 
 
 def _has_form(program: ClosedJaxpr, equation: JaxprEqn) -> bool:

@@ -111,15 +111,20 @@ def diagnose(seen: Sequence[Seen], absent: Collection[int], limit: float) -> str
     outside = [report for report in reports if report.outside > 0]
     earliest = min(report.step for report in reports)
     slow = outside or [report for report in reports if report.step == earliest]
-    lines = [*map(_standstill, slow)]
     finished = [each.report for each in seen if each.report.finished]
-    for report in finished:
-        left = f"{report} has left its `Watchdog` at step {report.step}"
-        if outside or report.step >= earliest:
-            lines.append(left)
-        else:  # the others wait for it: it is at fault
-            lines.insert(0, f"{left}, before the others: {_REMEDY}")
-    return "\n".join(lines)
+    # The others wait for a process that has left before them.
+    early = [x for x in finished if not outside and x.step < earliest]
+    return "\n".join(
+        [
+            *(f"{_left(x)}, before the others: {_REMEDY}" for x in early),
+            *map(_standstill, slow),
+            *(_left(x) for x in finished if x not in early),
+        ]
+    )
+
+
+def _left(report: ProcessReport) -> str:
+    return f"{report} has left its `Watchdog` at step {report.step}"
 
 
 def _failed_ago(seen: Seen) -> float:

@@ -104,7 +104,7 @@ def test_results_of_different_values_on_devices_are_found(name):
 
     def local(x, n):
         args = x, n
-        found.append(differing(function, args, [True, False], AXES))
+        found.append(differing(function, args, (True, False), AXES))
         return function(*args)
 
     program = jax.shard_map(

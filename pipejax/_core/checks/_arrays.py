@@ -19,8 +19,6 @@ def fault_of(leaf: Leaf) -> str | None:
         return "a masked array, whose mask JAX does not have"
     if isinstance(leaf, np.ndarray | np.generic) and not _is_numeric(leaf.dtype):
         return f"an array of dtype {leaf.dtype}"
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
-        return f"an array of dtype {leaf.dtype.str}, whose byte order JAX does not have"
     numbers = jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic | int | float
     if isinstance(leaf, numbers | complex) or hasattr(leaf, "__jax_array__"):
         return None
@@ -40,8 +38,8 @@ def no_array(name: str, path: Any, fault: str) -> ValueError:
         f"`{name}` must hold arrays of numbers, got"
         f" `{name}{jax.tree_util.keystr(path)}`, {fault}. Leave it out, or convert it:"
         " categories to integers, a masked array to `x.filled(0)` and a mask of its"
-        " own, another byte order with `x.astype('f4')`. `train.batch` converts the"
-        " arrays of other libraries."
+        " own, another byte order to `x.astype(x.dtype.newbyteorder('='))`."
+        " `train.batch` converts the arrays of other libraries."
     )
 
 
@@ -70,6 +68,7 @@ _MAKE = (
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:
-    if dtype.kind in "mM" or dtype.char in "gG":  # times, and more than 64 bits
+    # JAX has no times, no numbers of more than 64 bits, and no other byte order.
+    if dtype.kind in "mM" or dtype.char in "gG" or not dtype.isnative:
         return False
     return dtype == np.bool_ or jnp.issubdtype(dtype, jnp.number)

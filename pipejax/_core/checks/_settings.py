@@ -4,11 +4,13 @@ Each error message names the argument, the rule, the value and the remedy.
 """
 
 import dataclasses
+import functools
 import operator
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
@@ -121,7 +123,9 @@ def check_gather_codec(codec: Any, devices: int, *, sharded: bool) -> Codec | No
     valid = isinstance(codec, Codec) and not (
         codec.needs_leaves or codec.needs_feedback
     )
-    if not valid or jax.tree.leaves(_state_of(codec)):
+    if not valid or jax.tree.leaves(
+        jax.eval_shape(functools.partial(codec.init, codec.multiple), np.uint32(0))
+    ):
         raise ValueError(
             "`gather_codec` must be a codec that rounds each element to the nearest"
             " level, and keeps no state: what it loses is in the next difference, so"
@@ -269,9 +273,3 @@ def check_sharded_optimizer(
                 " two_shot, ring, or on a power of two of devices halving_doubling;"
                 f" got {all_reduce} on {devices} devices."
             )
-
-
-def _state_of(codec: Codec) -> Any:
-    """Returns the form of a codec's state, and computes nothing."""
-    seed = jax.ShapeDtypeStruct((), jnp.uint32)
-    return jax.eval_shape(lambda seed: codec.init(codec.multiple, seed), seed)

@@ -78,8 +78,12 @@ def local_message(
         local_steps=settings.local_steps,
     )
     arrays = constrained(inputs.batch, split.batch)
-    part = first_part(arrays, count)
-    check_unaveraged(full, params, part, model_state, rng, settings.axis_name)
+
+    def of_first(params: optax.Params, batch: Tree, *rest: Any) -> Any:
+        return full(params, first_part(batch, count), *rest)
+
+    args = params, arrays, model_state, rng
+    check_unaveraged(of_first, *args, settings.axis_name)
     if count == 1:
         gradients, passengers, returned = of_batch(arrays, model_state, rng)
     else:
@@ -106,9 +110,9 @@ def local_message(
         total, passengers = combined(total, each)
         gradients = jax.tree.map(lambda t, w: t.astype(w.dtype), total, trained)
         returned = dataclasses.replace(returned, model_state=after)
-    args = returned.model_state, model_state, returned.unchanged
+    moved = returned.model_state, model_state, returned.unchanged
     gradients = travelling(gradients, settings.reduce_dtype)
-    changes = travelling(changes_of(*args), settings.reduce_dtype)
+    changes = travelling(changes_of(*moved), settings.reduce_dtype)
     message = with_constraints(
         Message(
             gradients=gradients,
@@ -118,7 +122,7 @@ def local_message(
         )
     )
     _check_range(trained, message)
-    return message, counters_of(*args)
+    return message, counters_of(*moved)
 
 
 def _wide_zeros(leaf: jax.Array) -> jax.Array:

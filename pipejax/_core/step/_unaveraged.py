@@ -34,7 +34,7 @@ def check_unaveraged(
     Args:
       loss_fn: The loss function in its full form, inside the program of a step.
       params: Parameters.
-      batch: What the loss function is given of this device's share.
+      batch: This device's share of the batch.
       model_state: Model state.
       rng: PRNG keys of this device.
       axis_name: The axes of the data.
@@ -43,8 +43,7 @@ def check_unaveraged(
     if all(averaged(leaf) for _, leaf in leaves):
         return
     args = params, batch, model_state, rng
-    own = jax.tree.map(lambda _: True, args)
-    differs = [own[0], own[1], jax.tree.map(averaged, model_state), own[3]]
+    differs = True, True, jax.tree.map(averaged, model_state), True
     found: Any = differing(lambda *x: loss_fn(*x)[1], args, differs, axis_name)
     flags = zip(leaves, jax.tree.leaves(found.model_state), strict=True)
     for (path, leaf), differ in flags:

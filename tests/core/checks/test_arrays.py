@@ -32,7 +32,7 @@ FAULTS = {
     "dates": (np.zeros(16, "M8[s]"), r"an array of dtype datetime64\[s\]"),
     "times": (np.zeros(16, "m8[s]"), r"an array of dtype timedelta64\[s\]"),
     "records": (np.zeros(16, [("a", "f4")]), "an array of dtype .*'a'.*"),
-    "another byte order": (np.ones(16, ">f4"), "an array of dtype >f4, whose byte"),
+    "another byte order": (np.ones(16, ">f4"), "an array of dtype >f4"),
     "masked": (np.ma.masked_array(np.ones(16)), "a masked array, whose mask JAX does"),
 }
 
